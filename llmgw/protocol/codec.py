@@ -1,0 +1,111 @@
+"""Messages to bytes and back: JSON objects with a `type`, cattrs hooks, every fault of a message at once.
+
+Unknown fields are skipped, so that neighbouring builds can speak. Raises `Invalid` for anything else that is odd.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import cattrs
+import msgspec
+from cattrs.strategies import configure_tagged_union
+
+from llmgw.domain.errors import Fault, Invalid
+from llmgw.domain.plan import Action
+from llmgw.protocol import messages as m
+
+MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024  # a full inventory of 1,000 replicas with log tails stays below 4 MiB
+
+
+def _structure_mapping(value: Any, hint: Any) -> Mapping[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
+        raise ValueError("expected a table of texts")
+    return types.MappingProxyType(dict(value))
+
+
+def _is_mapping(hint: Any) -> bool:
+    return typing.get_origin(hint) is Mapping
+
+
+def _strict(kind: type) -> Any:
+    def structure(value: Any, _: Any) -> Any:
+        if kind is float and type(value) is int:
+            return float(value)
+        if type(value) is not kind:
+            raise ValueError(f"expected {kind.__name__}, not {type(value).__name__}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("expected a finite number")
+        return value
+
+    return structure
+
+
+def make_converter() -> cattrs.Converter:
+    """A converter for domain and protocol values: strict about types, deaf to unknown fields."""
+    converter = cattrs.Converter(detailed_validation=True)
+    for kind in (str, int, float, bool):
+        converter.register_structure_hook(kind, _strict(kind))
+    converter.register_structure_hook_func(_is_mapping, _structure_mapping)
+    converter.register_unstructure_hook(types.MappingProxyType, dict)
+    converter.register_unstructure_hook_func(_is_mapping, dict)
+    for union in (m.Order, Action, m.Message):
+        configure_tagged_union(union, converter, tag_name="type")
+    return converter
+
+
+_CONVERTER: Final = make_converter()
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def encode(message: m.Message) -> bytes:
+    """One message as JSON."""
+    return _ENCODER.encode(_CONVERTER.unstructure(message, m.Message))
+
+
+def decode(data: bytes) -> m.Message:
+    """One message from JSON. Raises `Invalid` with every fault and its path."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise Invalid(f"a message of {len(data)} bytes is over the limit of {MESSAGE_BYTES_MAX}", code="message_too_large")
+    try:
+        raw = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+        raise Invalid(f"not JSON: {err}", code="malformed_message") from err
+    if not isinstance(raw, dict) or not isinstance(raw.get("type"), str):
+        raise Invalid("not a message: an object with a type is expected", code="malformed_message")
+    try:
+        return typing.cast(m.Message, _CONVERTER.structure(raw, typing.cast(Any, m.Message)))
+    except (cattrs.BaseValidationError, KeyError, ValueError, TypeError, Invalid) as err:
+        faults = _faults(err, raw["type"])
+        raise Invalid(f"malformed {raw['type'][:40]}: {'; '.join(map(str, faults[:5]))}", faults=faults, code="malformed_message") from err
+
+
+def structure(raw: Any, kind: type[Any]) -> Any:
+    """Any domain value from plain JSON data, such as a state file's. Raises `Invalid` with every fault."""
+    try:
+        return _CONVERTER.structure(raw, kind)
+    except (cattrs.BaseValidationError, KeyError, ValueError, TypeError) as err:
+        faults = _faults(err, kind.__name__)
+        raise Invalid(f"malformed {kind.__name__}: {'; '.join(map(str, faults[:5]))}", faults=faults) from err
+
+
+def unstructure(value: Any) -> Any:
+    """Plain JSON data of any domain value."""
+    return _CONVERTER.unstructure(value, type(value) if attrs.has(type(value)) else None)
+
+
+def _faults(err: BaseException, path: str) -> tuple[Fault, ...]:
+    if isinstance(err, KeyError):
+        return (Fault(path, f"missing or unknown: {err.args[0]!r}"),)
+    if not isinstance(err, cattrs.BaseValidationError):
+        return (Fault(path, str(err)),)
+    found: list[Fault] = []
+    for text in cattrs.transform_error(err, path=path):
+        reason, _, where = text.rpartition(" @ ")
+        found.append(Fault(where, reason))
+    return tuple(found)
