@@ -1,0 +1,1 @@
+"""What the agent knows of each engine: a small pure description per module, and the registry that names them."""

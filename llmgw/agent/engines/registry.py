@@ -1,0 +1,13 @@
+"""Which engines this agent can start. A later engine adds its module and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from llmgw.agent.engines.command import CommandEngine
+from llmgw.agent.engines.description import Engine
+from llmgw.agent.engines.xllamacpp import XllamacppEngine
+
+ENGINES: Final[Mapping[str, Engine]] = MappingProxyType({engine.name: engine for engine in (CommandEngine(), XllamacppEngine())})

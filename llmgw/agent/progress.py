@@ -1,0 +1,106 @@
+"""Is a ready engine alive? Judged by progress: by its own counters where it has them, else by what the routers see of it.
+
+Pure: observations in, a verdict out. It asks nobody and reads no clock.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import attrs
+
+from llmgw.agent.engines.description import Counters
+
+FAILING_ANSWERS: Final = 5  # of the last 10 (agent.md 3)
+SEEN_FRESH_S: Final = 30.0  # what routers said longer ago says nothing about now; three heartbeats
+UNWELL_IN_A_ROW: Final = 3  # looks at the readiness path with a bad answer; one or two may be a hiccup of a busy engine
+PARDON_S: Final = 60.0  # how long old failures are overlooked after a return; ten answers come sooner unless there is hardly any traffic
+PROOFS_TO_RETURN: Final = 3  # good probes in a row that end a bench for failing
+
+
+class Look(enum.Enum):
+    """What a look at the readiness path brought."""
+
+    GOOD = "good"
+    BUSY = "busy"  # no answer in time: a busy engine is not a dead one
+    BAD = "bad"  # an answer, and not a good one
+    REFUSED = "refused"  # nothing listens: it is dead, whatever its process says
+
+
+class Verdict(enum.Enum):
+    FINE = "fine"
+    SUSPECT = "suspect"  # ask it for one probe
+    FAILING = "failing"  # take it out of rotation
+
+
+@attrs.frozen
+class Seen:
+    """What the routers together saw, and when we heard it."""
+
+    in_flight: int
+    silent_s: float
+    answers: int
+    failures: int
+    heard_s: float
+
+
+@attrs.frozen
+class Progress:
+    """What is known of one ready engine.
+
+    `moved_s` is when its counters last rose, or it had nothing to do. `forgiven`: the failures that routers still count
+    from before it came back from the bench; they fall out of their last ten answers as new ones come.
+    """
+
+    moved_s: float
+    counters: Counters | None = None
+    seen: Seen | None = None
+    bad_looks: int = 0
+    forgiven: int = 0
+    pardoned_s: float = 0.0
+
+
+def counted(progress: Progress, counters: Counters | None, now_s: float) -> Progress:
+    """The engine's own counters; None (no answer in time) says nothing."""
+    if counters is None:
+        return progress
+    before = progress.counters
+    moved = counters.running == 0 or before is None or counters.progress != before.progress or before.running == 0
+    return attrs.evolve(progress, counters=counters, moved_s=now_s if moved else progress.moved_s)
+
+
+def reported(progress: Progress, seen: Seen) -> Progress:
+    """What routers saw."""
+    return attrs.evolve(progress, seen=seen, forgiven=min(progress.forgiven, seen.failures))
+
+
+def looked(progress: Progress, look: Look) -> Progress:
+    bad = progress.bad_looks + 1 if look is Look.BAD else 0
+    return attrs.evolve(progress, bad_looks=bad)
+
+
+def worked(progress: Progress, now_s: float) -> Progress:
+    """A probe succeeded: the clocks of suspicion start anew, and what routers said before it is out of date."""
+    return attrs.evolve(progress, moved_s=now_s, bad_looks=0, seen=None)
+
+
+def pardoned(progress: Progress, now_s: float) -> Progress:
+    """Back from the bench: old failures do not count against it, new ones do."""
+    failures = progress.seen.failures if progress.seen else 0
+    return attrs.evolve(worked(progress, now_s), forgiven=failures, pardoned_s=now_s)
+
+
+def judge(progress: Progress, progress_limit_s: float, now_s: float) -> Verdict:
+    """The engine's own counters are believed over the routers' view where it has both."""
+    seen = progress.seen if progress.seen and now_s - progress.seen.heard_s <= SEEN_FRESH_S else None
+    forgiven = progress.forgiven if now_s - progress.pardoned_s <= PARDON_S else 0
+    if seen and seen.failures >= FAILING_ANSWERS and seen.failures > forgiven:
+        return Verdict.FAILING
+    if progress.bad_looks >= UNWELL_IN_A_ROW:
+        return Verdict.SUSPECT
+    if progress.counters is not None:
+        still = progress.counters.running > 0 and now_s - progress.moved_s > progress_limit_s
+    else:
+        still = seen is not None and seen.in_flight > 0 and seen.silent_s > progress_limit_s
+    return Verdict.SUSPECT if still else Verdict.FINE

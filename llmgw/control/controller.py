@@ -1,0 +1,333 @@
+"""The control plane in one nursery: its owners, built once, and the tasks that it supervises.
+
+The nursery's tasks are the design: leadership, events (the store's writer), publisher, reconciler, engine watch,
+housekeeping. A crash of leadership or of the store's writer ends the process; the others are started again, three times in a
+minute. Sessions and the admin API are served by `wiring` beside it and call the owners here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from llmgw.control.catalog import LiveCatalog, Models
+from llmgw.control.commands import Commands
+from llmgw.control.endpoint_list import build_list
+from llmgw.control.engine_watch import watch_engines
+from llmgw.control.event_log import EventLog
+from llmgw.control.footprint import SizeOf, needs
+from llmgw.control.holds import Holds
+from llmgw.control.inventory import Inventory
+from llmgw.control.leadership import Leadership
+from llmgw.control.nodes import Nodes
+from llmgw.control.observed import Desired, MemoryNeed, Observed, ObservedReplica, PlanSettings
+from llmgw.control.publisher import Publisher
+from llmgw.control.reconciler import Reconciler
+from llmgw.control.router_view import acknowledged_by_all, merged_use
+from llmgw.control.sessions import Sessions
+from llmgw.control.supervision import keep_running
+from llmgw.domain.endpoint import Endpoint, EndpointList, EndpointUse
+from llmgw.domain.errors import NotFound, Unavailable
+from llmgw.domain.event import Event
+from llmgw.domain.ids import ClusterId, EndpointId, OwnerId, ReplicaId
+from llmgw.domain.lease import FencingToken
+from llmgw.domain.model import Catalog
+from llmgw.domain.plan import Reason
+from llmgw.domain.policy import ApiKey, Policy
+from llmgw.domain.ports import EndpointSink, Machine, PolicySink, UsageSource
+from llmgw.domain.replica import ReplicaState, RestartPolicy
+from llmgw.protocol.messages import RestartReplica
+from llmgw.settings.schema import Settings
+from llmgw.store import events as event_rows
+from llmgw.store import idempotency
+from llmgw.store.connection import Store
+
+HOUSEKEEPING_S: Final = 3600.0  # retention is counted in days
+DAY_S: Final = 86_400.0
+log = structlog.get_logger("llmgw.control")
+
+
+@attrs.frozen
+class Objects:
+    """What a file holds beside settings, where there is no store to hold it."""
+
+    catalog: Catalog = Catalog()
+    keys: tuple[ApiKey, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+
+
+def plan_settings(settings: Settings) -> PlanSettings:
+    """The planner's part of the settings."""
+    reconcile = settings.reconcile
+    return PlanSettings(
+        grace_s=reconcile.grace_s,
+        starts_max=reconcile.starts_max,
+        restart=RestartPolicy(tuple(reconcile.restart_backoff_s), reconcile.crash_loop_attempts),
+        spread=settings.placement.spread,
+        pack=settings.placement.pack,
+        drain_deadline_s=settings.route.drain_s,
+        engine_commands={name: engine.command for name, engine in settings.engines.items()},
+        load_limits_s={name: engine.load_limit_s for name, engine in settings.engines.items()},
+        progress_limits_s={name: engine.progress_limit_s for name, engine in settings.engines.items()},
+    )
+
+
+class Controller:
+    """Built by `wiring`, which opened the store and found out the cluster's id.
+
+    `file` names the file whose `[[model]]` tables are the catalog ("" with a store); `objects` is what it held at start, and
+    what an empty store imports. `size_of` measures a checkpoint; `secret` reads a key from the environment.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        store: Store,
+        settings: Settings,
+        objects: Objects,
+        *,
+        data_dir: Path,
+        cluster_id: ClusterId,
+        owner: OwnerId,
+        file: str = "",
+        size_of: SizeOf = lambda checkpoint: None,
+        secret: Callable[[str], str] = lambda name: "",
+    ) -> None:
+        self.machine = machine
+        self.store = store
+        self.settings = settings
+        self.file = file
+        self._objects = objects
+        self._size_of = size_of
+        self._secret = secret
+        self._policy_sinks: list[PolicySink] = []
+        self._usage_sources: list[UsageSource] = []
+        self._needs: tuple[Catalog, Mapping[str, MemoryNeed]] | None = None
+        self.inventory = Inventory(machine.now_s, self._changed)
+        self.leadership = Leadership(
+            machine,
+            data_dir,
+            cluster_id,
+            owner,
+            raise_epoch=lambda epoch: store.claim_epoch(epoch, owner),
+            heard=lambda: self.inventory.heard_and_counted(self.settings.reconcile.node_lost_after_s),
+        )
+        self.events = EventLog(machine, self._append_events, self._epoch)
+        self.nodes = Nodes(machine, store, self._epoch, self.events, self._changed)
+        self.holds = Holds(machine, store, self._epoch, self.events, self._changed)
+        self.live = LiveCatalog(self._publish, self._changed)
+        self.models = Models(store, self._epoch, self.live, self.events, self.inventory.reopen, file)
+        self.sessions = Sessions(
+            machine, self.leadership, self.nodes, self.inventory, self.events, heartbeat_s=lambda: self.settings.reconcile.heartbeat_s
+        )
+        self.commands = Commands(machine, self.leadership, self.sessions, self.inventory, self.events)
+        self.publisher = Publisher(
+            machine,
+            self._build_list,
+            self._token,
+            self.inventory,
+            interval_s=lambda: self.settings.publish.interval_s,
+            met=self.leadership.meet,
+        )
+        self.reconciler = Reconciler(
+            machine,
+            self.leadership,
+            self.commands,
+            self.inventory,
+            self.desired,
+            self.observe,
+            self._publish,
+            tick_s=lambda: self.settings.reconcile.tick_s,
+        )
+        self.leadership.on_lead(self._reload)
+
+    # --- what is wired to it
+
+    def add_router(self, sink: EndpointSink, usage: UsageSource, policy: PolicySink) -> None:
+        """A router that takes the list and the policy, and whose requests in flight count. Also a `CatalogSink` is added
+        with `live.add_sink`.
+        """
+        self._usage_sources.append(usage)
+        self._policy_sinks.append(policy)
+        policy.set_policy(self.policy())
+        self.publisher.add_sink(sink)
+
+    def policy(self) -> Policy:
+        """What routers obey, from the settings and keys in force."""
+        return Policy(self.settings.route, self.settings.auth.required, self._objects.keys, self.settings.router.cors_origins)
+
+    def replace_settings(self, settings: Settings, objects: Objects) -> None:
+        """A changed file is in force: live keys, and where the file is the catalog its models, keys and endpoints."""
+        self.settings = settings
+        if self.file:
+            self._objects = objects
+            self.models.replace_from_file(objects.catalog)
+        for sink in self._policy_sinks:
+            sink.set_policy(self.policy())
+        self._changed()
+
+    # --- what is read
+
+    def desired(self) -> Desired:
+        catalog = self.live.current
+        if self._needs is None or self._needs[0] is not catalog:
+            self._needs = (catalog, needs(catalog, self._size_of))
+        return Desired(catalog, self.models.choices, self._needs[1], self.holds.active(), plan_settings(self.settings))
+
+    def observe(self) -> Observed:
+        return self.inventory.observe(
+            self._token(),
+            self.nodes.known,
+            self.use(),
+            acknowledged_by_all(self._usage_sources, self.publisher.generation),
+            self.settings.reconcile.node_lost_after_s,
+            self.settings.reconcile.grace_s,
+            self.machine.wall_s(),
+        )
+
+    def use(self) -> Mapping[EndpointId, EndpointUse]:
+        """What the routers see of each endpoint."""
+        return merged_use(self._usage_sources) if self._usage_sources else {}
+
+    def replicas(self) -> tuple[ObservedReplica, ...]:
+        """For people: a replica on its way out reads as draining, with why."""
+        observed = self.observe()
+        closing = {closing.replica: closing for closing in observed.closings}
+        shown = []
+        for replica in observed.replicas:
+            leaving = closing.get(replica.id)
+            if leaving is not None and replica.state is ReplicaState.READY:
+                report = attrs.evolve(replica.report, reason=leaving.why)
+                replica = attrs.evolve(replica, state=ReplicaState.DRAINING, report=report)
+            shown.append(replica)
+        return tuple(shown)
+
+    def replica(self, replica_id: str) -> ObservedReplica:
+        """Raises NotFound."""
+        for replica in self.replicas():
+            if replica.id == replica_id:
+                return replica
+        raise NotFound(f"there is no replica {replica_id[:100]!r}")
+
+    def explain(self, of: str) -> Reason:
+        """The reason that the last plan gave for `replica/ID` or `model/NAME`. Raises NotFound for what is not there."""
+        kind, _, name = of.partition("/")
+        if kind == "model":
+            spec = self.models.get(name)
+            of = f"model/{spec.name}"
+            found = self.reconciler.reasons.get(of)
+            ready = sum(replica.state is ReplicaState.READY for replica in self.replicas() if replica.model == spec.name)
+            return found or Reason(of, f"{ready} of {spec.replicas.count} replicas ready; nothing is to be done")
+        replica = self.replica(name)
+        found = self.reconciler.reasons.get(of)
+        return found or Reason(of, f"{replica.state.value}: {replica.report.reason or 'nothing is to be done'}")
+
+    # --- operators' orders that are neither nodes', models' nor holds'
+
+    def restart_replica(self, replica_id: str, author: str = "") -> None:
+        """In place and at once, with a fresh count of attempts. Raises NotFound, Unavailable."""
+        replica = self.replica(replica_id)
+        self.commands.send(replica.node, RestartReplica(replica.id, f"restart asked for{_by(author)}"), self.live.current.generation)
+        self.events.record("replica.restart", f"replica/{replica.id}", f"restart of {replica.id} was asked for{_by(author)}")
+
+    def drain_replica(self, replica_id: str, author: str = "") -> None:
+        """It goes; another takes its place first where there is room. Raises NotFound."""
+        replica = self.replica(replica_id)
+        self.inventory.drain_replica(replica.id)
+        self.events.record("replica.drain", f"replica/{replica.id}", f"{replica.id} was asked to go{_by(author)}")
+
+    def restart_model(self, name: str, author: str = "") -> tuple[ReplicaId, ...]:
+        """Failed replicas start again, and what was closed is open; the others are replaced one at a time."""
+        spec = self.models.get(name)
+        self.inventory.reopen(spec.name)
+        touched = []
+        for replica in self.replicas():
+            if replica.model != spec.name or replica.state in (ReplicaState.STOPPED, ReplicaState.DRAINING, ReplicaState.LOST):
+                continue
+            touched.append(replica.id)
+            if replica.state is ReplicaState.FAILED:
+                self.commands.send(
+                    replica.node, RestartReplica(replica.id, f"restart asked for{_by(author)}"), self.live.current.generation
+                )
+            else:
+                self.inventory.drain_replica(replica.id)
+        self.events.record("model.restart", f"model/{spec.name}", f"restart of model {spec.name} was asked for{_by(author)}")
+        self._changed()
+        return tuple(touched)
+
+    # --- the nursery
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Leads, plans and publishes until cancelled. Says started() after the first list went out."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.events.run)
+            await nursery.start(self.leadership.run)
+            nursery.start_soon(self._watch_leadership)
+            self.publisher.publish_now()
+            nursery.start_soon(keep_running, self.machine, "publisher", self.publisher.run)
+            nursery.start_soon(keep_running, self.machine, "reconciler", self.reconciler.run)
+            nursery.start_soon(keep_running, self.machine, "engine watch", self._watch_engines)
+            nursery.start_soon(keep_running, self.machine, "housekeeping", self._keep_house)
+            task_status.started()
+
+    async def _watch_leadership(self) -> None:
+        while True:
+            changed = self.leadership.changed
+            if self.leadership.is_leader:
+                self.inventory.forget_sent_stops()
+                self.commands.hello_all()
+                self._changed()
+            await changed.wait()
+
+    async def _watch_engines(self) -> None:
+        await watch_engines(self.machine, self.leadership, self.sessions, self.observe, self.use)
+
+    async def _keep_house(self) -> None:
+        while True:
+            now_wall_s = self.machine.wall_s()
+            try:
+                await event_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
+                await idempotency.trim(self.store, self._epoch(), now_wall_s)
+            except Unavailable as err:
+                log.warning("old rows could not be removed; tried again later", why=str(err))
+            await self.machine.sleep_until(self.machine.now_s() + HOUSEKEEPING_S)
+
+    async def _reload(self, epoch: int) -> None:
+        """The `on_lead` hook: everything that a leader before may have changed, in this order, before the first plan."""
+        await self.nodes.reload(epoch)
+        await self.holds.reload(epoch)
+        if self.file:
+            self.models.replace_from_file(self._objects.catalog)
+        else:
+            await self.models.import_once(self._objects.catalog.models)
+        await self.models.reload(epoch)
+        self.inventory.await_nodes(self.nodes.known.values())
+
+    def _epoch(self) -> int:
+        return self.leadership.epoch
+
+    def _token(self) -> FencingToken | None:
+        return self.leadership.token if self.leadership.is_leader else None
+
+    def _build_list(self) -> EndpointList:
+        static = self._objects.endpoints if self.file else ()
+        return build_list(self.live.current, self.models.choices, self.observe(), self.reconciler.reasons, static, self._secret)
+
+    def _publish(self) -> None:
+        self.publisher.publish_now()
+
+    def _changed(self) -> None:
+        self.publisher.poke()
+        self.reconciler.poke()
+
+    async def _append_events(self, batch: tuple[Event, ...]) -> tuple[Event, ...]:
+        return await event_rows.append(self.store, self._epoch(), batch)
+
+
+def _by(author: str) -> str:
+    return f" by {author}" if author else ""

@@ -1,0 +1,45 @@
+"""Tells each agent what the routers see of its engines, so that it can judge those that have no counters of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from llmgw.control.leadership import Leadership
+from llmgw.control.observed import Observed
+from llmgw.control.sessions import Sessions
+from llmgw.domain.endpoint import EndpointUse
+from llmgw.domain.errors import Unavailable
+from llmgw.domain.ids import EndpointId
+from llmgw.domain.ports import Machine
+from llmgw.domain.replica import ReplicaState
+from llmgw.protocol.messages import EngineSeen
+
+WATCH_S: Final = 1.0  # an engine that stands still is judged after tens of seconds; a second is fine enough
+TELL_SILENCE_S: Final = 1.0  # shorter pauses between tokens are not worth a message
+
+
+async def watch_engines(
+    machine: Machine,
+    leadership: Leadership,
+    sessions: Sessions,
+    observe: Callable[[], Observed],
+    use: Callable[[], Mapping[EndpointId, EndpointUse]],
+) -> None:
+    """Until cancelled."""
+    while True:
+        await machine.sleep_until(machine.now_s() + WATCH_S)
+        if not leadership.is_leader:
+            continue
+        token = leadership.token
+        seen = use()
+        for replica in observe().replicas:
+            of = seen.get(EndpointId(replica.id))
+            if of is None or replica.state is not ReplicaState.READY:
+                continue
+            if of.silent_s >= TELL_SILENCE_S or of.failures:
+                message = EngineSeen(token, replica.id, of.in_flight, of.silent_s, of.answers, of.failures)
+                try:
+                    sessions.send_nowait(replica.node, message)
+                except Unavailable:
+                    continue  # the session has just ended; what is seen will be seen again

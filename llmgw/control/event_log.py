@@ -1,0 +1,98 @@
+"""The cluster's one history of what it did and why: recorded here, kept in the store, followed by whoever asks.
+
+Recording never waits. One task writes batches to the store, which gives each event its `seq`; followers and pages see an
+event only after it is stored. A store that cannot take them is told in the log once; events wait in a bounded buffer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import structlog
+import trio
+
+from llmgw.domain.errors import LlmgwError
+from llmgw.domain.event import Event, Level
+from llmgw.domain.ports import Machine
+
+RECENT_MAX: Final = 2000  # events kept in memory for followers that reconnect; older ones are read from the store
+WAITING_MAX: Final = 10_000  # events that wait for a store that does not answer; the oldest are dropped with a count
+FOLLOWER_MAX: Final = 1000  # events that a slow follower may lag behind before it is cut off
+RETRY_S: Final = 1.0
+
+Append = Callable[[tuple[Event, ...]], Awaitable[tuple[Event, ...]]]
+log = structlog.get_logger("llmgw.events")
+
+
+class EventLog:
+    """`append` stores a batch and returns it with `seq` filled in. `epoch` is asked at each record."""
+
+    def __init__(self, machine: Machine, append: Append, epoch: Callable[[], int]) -> None:
+        self._machine = machine
+        self._append = append
+        self._epoch = epoch
+        self._waiting: deque[Event] = deque(maxlen=WAITING_MAX)
+        self._recent: deque[Event] = deque(maxlen=RECENT_MAX)
+        self._followers: set[trio.MemorySendChannel[Event]] = set()
+        self._wake = trio.Event()
+        self.dropped = 0
+
+    def record(self, kind: str, of: str, text: str, level: Level = Level.INFO, age_s: float = 0.0) -> None:
+        """Remember that something happened `age_s` ago; `of` names it, such as `replica/m1-0a1b2c3d`."""
+        if len(self._waiting) == WAITING_MAX:
+            self.dropped += 1
+        self._waiting.append(Event(kind, of, text, self._machine.wall_s() - age_s, self._epoch(), 0, level))
+        getattr(log, level.value)(text, kind=kind, object=of)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Writes what was recorded, until cancelled."""
+        silent = False
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            while self._waiting:
+                batch = tuple(self._waiting)
+                try:
+                    stored = await self._append(batch)
+                except LlmgwError as err:
+                    if not silent:
+                        log.warning("events cannot be stored; they wait in memory", error=str(err), waiting=len(batch))
+                    silent = True
+                    await self._machine.sleep_until(self._machine.now_s() + RETRY_S)
+                    continue
+                silent = False
+                for _ in range(min(len(batch), len(self._waiting))):
+                    self._waiting.popleft()
+                self._publish(stored)
+
+    def _publish(self, events: tuple[Event, ...]) -> None:
+        self._recent.extend(events)
+        for follower in list(self._followers):
+            try:
+                for event in events:
+                    follower.send_nowait(event)
+            except (trio.WouldBlock, trio.BrokenResourceError):
+                self._followers.discard(follower)
+                follower.close()
+
+    def recent(self, after: int) -> tuple[Event, ...] | None:
+        """Stored events after `seq`, from memory; None when memory does not reach back that far."""
+        if self._recent and self._recent[0].seq > after + 1:
+            return None
+        return tuple(event for event in self._recent if event.seq > after)
+
+    @contextmanager
+    def follow(self) -> Iterator[trio.MemoryReceiveChannel[Event]]:
+        """A channel of events from now on. It ends when the follower lags by more than FOLLOWER_MAX."""
+        send, receive = trio.open_memory_channel[Event](FOLLOWER_MAX)
+        self._followers.add(send)
+        try:
+            yield receive
+        finally:
+            self._followers.discard(send)
+            send.close()
+            receive.close()

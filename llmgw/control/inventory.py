@@ -1,0 +1,285 @@
+"""What the agents last reported, with its age; what was ordered and not yet reported; what is on its way out.
+
+Plain state behind plain functions: sessions and the reconciler call them between awaits, so nothing here needs a lock. It
+decides nothing; `observe` hands the planner immutable values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import attrs
+
+from llmgw.control.observed import Closing, Observed, ObservedNode, ObservedReplica, Refusal
+from llmgw.domain.endpoint import EndpointUse
+from llmgw.domain.ids import EndpointId, NodeId, ReplicaId
+from llmgw.domain.lease import FencingToken
+from llmgw.domain.node import NodeFacts, NodeState
+from llmgw.domain.replica import ReplicaOrder, ReplicaReport, ReplicaState
+from llmgw.protocol.messages import Inventory as InventoryMessage
+from llmgw.store.nodes import StoredNode
+
+# An agent that said no is asked again after this long: the file may have been put there since. Chosen: long enough that the
+# history is not flooded, short enough that nobody waits for it.
+REFUSAL_S: Final = 30.0
+_HIDDEN_WHEN_LOST: Final = frozenset({ReplicaState.STOPPED, ReplicaState.FAILED})
+
+
+@attrs.define
+class NodeEntry:
+    """What is known of one node's reports. `known_token` is that of the barrier it last answered."""
+
+    facts: NodeFacts
+    heard_s: float  # when it last spoke, on this machine's clock
+    awaited_s: float  # when this leader began to wait for its answer to the barrier
+    connected: bool = False
+    known_token: FencingToken | None = None
+    replicas: dict[ReplicaId, ReplicaReport] = attrs.Factory(dict)
+    reported_s: dict[ReplicaId, float] = attrs.Factory(dict)  # when each report came, so that its age goes on
+    ordered: dict[ReplicaId, tuple[ReplicaOrder, float]] = attrs.Factory(dict)  # sent, not yet reported
+
+
+@attrs.define
+class _ClosingEntry:
+    why: str
+    deadline_s: float
+    generation: int | None = None  # the published list that no longer holds it; None before that
+    stop_sent: bool = False
+
+
+class Inventory:
+    """`changed` is called after each change that the planner or the publisher may want to act on."""
+
+    def __init__(self, now_s: Callable[[], float], changed: Callable[[], None]) -> None:
+        self._now_s = now_s
+        self._changed = changed
+        self._nodes: dict[NodeId, NodeEntry] = {}
+        self._closings: dict[ReplicaId, _ClosingEntry] = {}
+        self._refusals: dict[tuple[NodeId, str, str], tuple[str, float]] = {}
+        self._taken_ports: dict[NodeId, dict[int, float]] = {}
+        self._drains: set[ReplicaId] = set()
+
+    # --- what comes in
+
+    def await_nodes(self, nodes: Iterable[StoredNode]) -> None:
+        """A new term: every node from before is waited for, counted from now, and none counts as known."""
+        now_s = self._now_s()
+        for node in nodes:
+            if node.id not in self._nodes:
+                facts = NodeFacts(
+                    id=node.id, name=node.name, machine_id="", boot_id="", build="", facility=node.facility, address=node.address
+                )
+                self._nodes[node.id] = NodeEntry(facts, now_s, now_s)
+        for entry in self._nodes.values():
+            entry.known_token = None
+            entry.awaited_s = now_s
+            if not entry.connected:
+                entry.heard_s = now_s
+
+    def opened(self, facts: NodeFacts) -> None:
+        """A session of this node was opened; what it runs is not known before it has answered the barrier."""
+        entry = self._nodes.get(facts.id)
+        if entry is None:
+            entry = self._nodes[facts.id] = NodeEntry(facts, self._now_s(), self._now_s())
+        if entry.facts.boot_id not in ("", facts.boot_id):
+            self._forget_refusals(facts.id)  # registered anew
+        if entry.known_token is not None:  # one that never answers must not hold up the others anew at each session
+            entry.awaited_s = self._now_s()
+        entry.facts, entry.connected, entry.known_token = facts, True, None
+        self.heard(facts.id)
+
+    def closed(self, node: NodeId) -> None:
+        if (entry := self._nodes.get(node)) is not None:
+            entry.connected = False
+            self._changed()
+
+    def heard(self, node: NodeId, facts: NodeFacts | None = None) -> None:
+        """The node spoke just now."""
+        entry = self._nodes.get(node)
+        if entry is None:
+            return
+        entry.heard_s = self._now_s()
+        if facts is not None:
+            entry.facts = facts
+
+    def take(self, node: NodeId, message: InventoryMessage, token: FencingToken | None) -> None:
+        """A full inventory. The node is known when it names the token of this leader's barrier."""
+        entry = self._nodes[node]
+        now_s = self._now_s()
+        entry.facts = message.facts
+        entry.replicas = {report.order.id: report for report in message.replicas}
+        entry.reported_s = dict.fromkeys(entry.replicas, now_s)
+        if token is not None and (message.epoch, message.owner) == (token.epoch, token.owner):
+            if entry.known_token != token:
+                entry.ordered.clear()  # orders of before the barrier that are not in the answer were never taken
+            entry.known_token = token
+        for replica in entry.replicas:
+            entry.ordered.pop(replica, None)
+        self._prune()
+        self._changed()
+
+    def report(self, node: NodeId, report: ReplicaReport) -> ReplicaReport | None:
+        """One replica's news; returns the report before it."""
+        entry = self._nodes[node]
+        before = entry.replicas.get(report.order.id)
+        entry.replicas[report.order.id] = report
+        entry.reported_s[report.order.id] = self._now_s()
+        entry.ordered.pop(report.order.id, None)
+        self._changed()
+        return before
+
+    def gone(self, node: NodeId, replica: ReplicaId) -> None:
+        """The agent has dropped its record."""
+        entry = self._nodes[node]
+        entry.replicas.pop(replica, None)
+        entry.reported_s.pop(replica, None)
+        entry.ordered.pop(replica, None)
+        self._prune()
+        self._changed()
+
+    def order(self, node: NodeId, order: ReplicaOrder) -> None:
+        """A start was sent: the replica is pending until its agent reports it or refuses."""
+        self._nodes[node].ordered[order.id] = (order, self._now_s())
+
+    def refuse(self, node: NodeId, replica: ReplicaId, code: str, text: str) -> None:
+        """The agent said no to a start. It is believed: the order is off, and its cause is kept for a while."""
+        entry = self._nodes[node]
+        ordered = entry.ordered.pop(replica, None)
+        if ordered is not None:
+            order, until_s = ordered[0], self._now_s() + REFUSAL_S
+            if code == "port_taken":
+                self._taken_ports.setdefault(node, {})[order.port] = until_s
+            else:
+                self._refusals[node, order.model, order.profile.digest()] = (text, until_s)
+        self._changed()
+
+    def reopen(self, model: str) -> None:
+        """Forget the refusals of this model: it was changed, or somebody asked for another try."""
+        self._refusals = {key: value for key, value in self._refusals.items() if key[1] != model}
+
+    def _forget_refusals(self, node: NodeId) -> None:
+        self._refusals = {key: value for key, value in self._refusals.items() if key[0] != node}
+        self._taken_ports.pop(node, None)
+
+    def drain_replica(self, replica: ReplicaId) -> None:
+        """An operator asks for this one to go; another takes its place first where there is room."""
+        self._drains.add(replica)
+        self._changed()
+
+    # --- on the way out
+
+    def close(self, replica: ReplicaId, why: str, deadline_s: float) -> bool:
+        """Begin to let a replica go, by `deadline_s` from now. False when it is on its way already."""
+        if replica in self._closings:
+            return False
+        self._closings[replica] = _ClosingEntry(why, self._now_s() + deadline_s)
+        return True
+
+    def closing(self, replica: ReplicaId) -> bool:
+        return replica in self._closings
+
+    def published(self, generation: int, endpoints: frozenset[EndpointId]) -> None:
+        """A list went out: closings that it no longer holds are withdrawn by this generation."""
+        for replica, entry in self._closings.items():
+            if entry.generation is None and EndpointId(replica) not in endpoints:
+                entry.generation = generation
+
+    def stop_sent(self, replica: ReplicaId, sent: bool = True) -> None:
+        if (entry := self._closings.get(replica)) is not None:
+            entry.stop_sent = sent
+
+    def forget_sent_stops(self) -> None:
+        """A new term: whether a stop of before was taken is for the agents' inventories to say."""
+        for entry in self._closings.values():
+            entry.stop_sent = False
+
+    def _prune(self) -> None:
+        alive = {replica for entry in self._nodes.values() for replica in (*entry.replicas, *entry.ordered)}
+        self._closings = {replica: entry for replica, entry in self._closings.items() if replica in alive}
+        self._drains &= alive
+
+    # --- what is read
+
+    def entry(self, node: NodeId) -> NodeEntry | None:
+        return self._nodes.get(node)
+
+    def find(self, replica: ReplicaId) -> tuple[NodeId, ReplicaReport] | None:
+        """Where a replica is and what was last said of it; an ordered one that is not reported yet is pending."""
+        for node, entry in self._nodes.items():
+            if (report := entry.replicas.get(replica)) is not None:
+                return node, report
+            if (ordered := entry.ordered.get(replica)) is not None:
+                return node, ReplicaReport(ordered[0], ReplicaState.PENDING, "ordered", attempt=0)
+        return None
+
+    def heard_and_counted(self, lost_after_s: float) -> tuple[int, int]:
+        """(nodes heard lately, nodes that count), for the powers of an unconfirmed leader."""
+        now_s = self._now_s()
+        ages = [now_s - entry.heard_s for entry in self._nodes.values()]
+        return sum(age <= lost_after_s for age in ages), sum(age <= 3600.0 for age in ages)
+
+    def observe(
+        self,
+        token: FencingToken | None,
+        stored: Mapping[NodeId, StoredNode],
+        use: Mapping[EndpointId, EndpointUse],
+        acknowledged: int,
+        node_lost_after_s: float,
+        grace_s: float,
+        wall_s: float,
+    ) -> Observed:
+        """Everything as values, sorted. `acknowledged` is the generation that all connected routers have reached."""
+        now_s = self._now_s()
+        self._refusals = {key: value for key, value in self._refusals.items() if value[1] > now_s}
+        nodes: list[ObservedNode] = []
+        replicas: list[ObservedReplica] = []
+        for node_id, entry in sorted(self._nodes.items(), key=lambda item: (item[1].facts.name, item[0])):
+            row = stored.get(node_id)
+            unheard_s = now_s - entry.heard_s
+            known = token is not None and entry.known_token == token
+            # After a change of role nobody is lost before the grace has passed: its session may still be on the way.
+            if unheard_s > (node_lost_after_s if known else max(grace_s, node_lost_after_s)):
+                state = NodeState.LOST
+            else:
+                state = NodeState.READY if known else NodeState.UNKNOWN
+            ports = self._taken_ports.get(node_id, {})
+            facts = entry.facts
+            if row is not None and row.labels:
+                facts = attrs.evolve(facts, labels={**facts.labels, **row.labels})
+            nodes.append(
+                ObservedNode(
+                    facts=facts,
+                    state=state,
+                    connected=entry.connected,
+                    unheard_s=unheard_s,
+                    awaited_s=now_s - entry.awaited_s,
+                    cordoned=row is not None and row.cordoned,
+                    draining=row is not None and row.draining,
+                    drain_left_s=None if row is None or row.drain_deadline_wall_s is None else row.drain_deadline_wall_s - wall_s,
+                    taken_ports=frozenset(port for port, until_s in ports.items() if until_s > now_s),
+                )
+            )
+            for replica_id, report in sorted(entry.replicas.items()):
+                lost = state is NodeState.LOST and report.state not in _HIDDEN_WHEN_LOST
+                age_s = report.age_s + now_s - entry.reported_s[replica_id]
+                shown = ReplicaState.LOST if lost else report.state
+                replicas.append(ObservedReplica(node_id, attrs.evolve(report, age_s=age_s), shown, replica_id in self._drains))
+            for _, (order, sent_s) in sorted(entry.ordered.items()):
+                if state is not NodeState.LOST:
+                    pending = ReplicaReport(order, ReplicaState.PENDING, "ordered", age_s=now_s - sent_s, attempt=0)
+                    replicas.append(ObservedReplica(node_id, pending, ReplicaState.PENDING))
+        closings = tuple(
+            Closing(
+                replica=replica_id,
+                why=entry.why,
+                let_go=entry.generation is not None
+                and acknowledged >= entry.generation
+                and use.get(EndpointId(replica_id), EndpointUse()).in_flight == 0,
+                left_s=entry.deadline_s - now_s,
+                stop_sent=entry.stop_sent,
+            )
+            for replica_id, entry in sorted(self._closings.items())
+        )
+        refusals = tuple(Refusal(node, model, digest, text) for (node, model, digest), (text, _) in sorted(self._refusals.items()))
+        return Observed(tuple(nodes), tuple(replicas), closings, refusals)

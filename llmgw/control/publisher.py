@@ -1,0 +1,100 @@
+"""Tells every sink who may receive traffic: at each change, and at least every interval.
+
+A list equal to what a sink has taken is not sent to it again under the same stamp, because replacing a list resynchronizes
+its metric pollers; a new epoch always is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import structlog
+import trio
+
+from llmgw.control.inventory import Inventory
+from llmgw.domain.endpoint import EndpointList, ListStamp
+from llmgw.domain.errors import LlmgwError, StaleEpoch
+from llmgw.domain.ids import EndpointId
+from llmgw.domain.lease import FencingToken
+from llmgw.domain.ports import EndpointSink, Machine
+
+log = structlog.get_logger("llmgw.publisher")
+
+
+@attrs.define
+class _SinkState:
+    sink: EndpointSink
+    taken: tuple[str, FencingToken] | None = None  # fingerprint and token of the last list that it took
+
+
+class Publisher:
+    """`build` makes the list from what is known now; `token` is None while there is none to publish under.
+
+    `met` is told an epoch that a sink has met and that is above ours.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        build: Callable[[], EndpointList],
+        token: Callable[[], FencingToken | None],
+        inventory: Inventory,
+        interval_s: Callable[[], float],
+        met: Callable[[int], None],
+    ) -> None:
+        self._machine = machine
+        self._build = build
+        self._token = token
+        self._inventory = inventory
+        self._interval_s = interval_s
+        self._met = met
+        self._sinks: list[_SinkState] = []
+        self._wake = trio.Event()
+        self._fingerprint = ""
+        self.generation = 0
+        self.current = EndpointList()
+
+    def add_sink(self, sink: EndpointSink) -> None:
+        self._sinks.append(_SinkState(sink))
+        self.poke()
+
+    def poke(self) -> None:
+        """Something changed: look at once."""
+        self._wake.set()
+
+    def publish_now(self) -> None:
+        """Builds the list and hands it to each sink that has not taken it. Does not wait."""
+        token = self._token()
+        if token is None:
+            return
+        endpoints = self._build()
+        fingerprint = endpoints.fingerprint()
+        if fingerprint != self._fingerprint or self.generation == 0:
+            self._fingerprint = fingerprint
+            self.generation += 1
+            self.current = endpoints
+        stamp = ListStamp(token, self.generation)
+        for state in self._sinks:
+            if state.taken == (fingerprint, token):
+                continue
+            try:
+                state.sink.set_endpoints(endpoints, stamp)
+            except StaleEpoch as err:
+                log.warning("a router has met a higher epoch", epoch=err.epoch, owner=err.owner)
+                self._met(err.epoch)
+            except LlmgwError as err:
+                log.warning("a router did not take the endpoint list", error=str(err))
+            else:
+                state.taken = (fingerprint, token)
+        self._inventory.published(self.generation, frozenset(EndpointId(endpoint.id) for endpoint in endpoints.endpoints))
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Publishes until cancelled. Says started() after the first list went out."""
+        self.publish_now()
+        task_status.started()
+        while True:
+            with trio.move_on_after(self._interval_s()):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            self.publish_now()

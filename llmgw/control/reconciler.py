@@ -1,0 +1,118 @@
+"""The loop: read, plan, send, wait. The rules are in `planning` and the loop is short enough to trust.
+
+Hints only wake it. It keeps the reasons of the plan it made last, which is all that `explain` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import structlog
+import trio
+
+from llmgw.control.commands import Commands
+from llmgw.control.inventory import Inventory
+from llmgw.control.leadership import Leadership
+from llmgw.control.observed import Desired, Observed
+from llmgw.control.planning import plan_replicas
+from llmgw.domain.errors import Unavailable
+from llmgw.domain.plan import Action, Forget, Plan, Reason, Start, Stop, Withdraw
+from llmgw.domain.ports import Machine
+from llmgw.protocol.messages import ForgetReplica, StartReplica, StopReplica
+
+REPLICA_RANDOM_BYTES: Final = 4
+DEBOUNCE_S: Final = 0.02  # a burst of reports makes one plan; far below the 100 ms from ready to routable, which is the publisher's
+log = structlog.get_logger("llmgw.reconciler")
+
+
+class Reconciler:
+    """`desired` and `observe` read the current values; `publish` sends the endpoint list out at once."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        leadership: Leadership,
+        commands: Commands,
+        inventory: Inventory,
+        desired: Callable[[], Desired],
+        observe: Callable[[], Observed],
+        publish: Callable[[], None],
+        tick_s: Callable[[], float],
+    ) -> None:
+        self._machine = machine
+        self._leadership = leadership
+        self._commands = commands
+        self._inventory = inventory
+        self._desired = desired
+        self._observe = observe
+        self._publish = publish
+        self._tick_s = tick_s
+        self._wake = trio.Event()
+        self._reasons: Mapping[str, Reason] = {}
+        self.plan = Plan((), (), 0.0)
+        self.plans = 0
+
+    @property
+    def reasons(self) -> Mapping[str, Reason]:
+        """The last plan's reasons by object; of several for one object the first, which is the most telling."""
+        return self._reasons
+
+    def poke(self) -> None:
+        """Something changed: look again."""
+        self._wake.set()
+
+    def plan_once(self) -> Plan:
+        """One look: plan, and carry out what the claim allows. Does not wait."""
+        desired = self._desired()
+        plan = plan_replicas(desired, self._observe(), self._fresh_ids())
+        reasons: dict[str, Reason] = {}
+        for reason in plan.reasons:
+            reasons.setdefault(reason.object, reason)
+        self.plan, self._reasons = plan, reasons
+        self.plans += 1
+        withdrew = False
+        for action in plan.actions:
+            if not self._leadership.allows(action, self._machine.now_s()):  # asked at each use: it may end between two sends
+                log.debug("not allowed now", action=type(action).__name__)
+                continue
+            try:
+                withdrew |= self._carry_out(action, desired.catalog.generation)
+            except Unavailable as err:
+                log.debug("an action could not be sent", action=type(action).__name__, why=str(err))
+        if withdrew:
+            self._publish()  # withdraw before drain: routers let go before anything is stopped
+            self.poke()
+        return plan
+
+    def _carry_out(self, action: Action, generation: int) -> bool:
+        match action:
+            case Start(node, order, why):
+                self._commands.send(node, StartReplica(order), generation)
+                log.info("start", replica=order.id, node=node, why=why)
+            case Withdraw(_, replica, why, deadline_s):
+                if self._inventory.close(replica, why, deadline_s):
+                    log.info("withdraw", replica=replica, why=why)
+                    return True
+            case Stop(node, replica, why, grace_s):
+                self._commands.send(node, StopReplica(replica, why, grace_s), generation)
+                log.info("stop", replica=replica, why=why)
+            case Forget(node, replica, why):
+                self._commands.send(node, ForgetReplica(replica), generation)
+                log.debug("forget", replica=replica, why=why)
+        return False
+
+    def _fresh_ids(self) -> Iterator[str]:
+        while True:
+            yield self._machine.fresh_hex(REPLICA_RANDOM_BYTES)
+
+    async def run(self) -> None:
+        """Plans while we lead, until cancelled."""
+        while True:
+            look_again_s = self._tick_s()
+            if self._leadership.is_leader:
+                look_again_s = min(look_again_s, self.plan_once().look_again_after_s)
+            with trio.move_on_after(look_again_s):
+                await self._wake.wait()
+                await self._machine.sleep_until(self._machine.now_s() + DEBOUNCE_S)
+            self._wake = trio.Event()

@@ -1,0 +1,273 @@
+"""Sessions with agents: who is connected, what comes in goes to the inventory, what is to go out waits in a bounded outbox.
+
+One channel per node. It sees messages and no socket, and it decides nothing about replicas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from llmgw import __version__
+from llmgw.control.event_log import EventLog
+from llmgw.control.inventory import Inventory
+from llmgw.control.leadership import Leadership
+from llmgw.control.nodes import Nodes
+from llmgw.domain.errors import Conflict, Invalid, LlmgwError, NotFound, TimedOut, Unavailable
+from llmgw.domain.event import Level
+from llmgw.domain.ids import NodeId, ReplicaId
+from llmgw.domain.ports import Machine
+from llmgw.domain.replica import ReplicaReport, ReplicaState
+from llmgw.protocol import messages as m
+from llmgw.protocol.channel import Channel, ChannelClosed
+
+HELLO_DEADLINE_S: Final = 10.0  # a peer that says nothing for so long is no agent
+SEND_DEADLINE_S: Final = 10.0  # a message that the network does not take for so long: the session is over
+OUTBOX_MAX: Final = 256  # messages that wait for one agent; full means that it does not read, and the session ends
+LOG_DEADLINE_S: Final = 5.0  # an answer to a look into a log
+SILENT_AFTER_HEARTBEATS: Final = 3  # a session without a message for so many intervals is dead, whatever TCP says
+log = structlog.get_logger("llmgw.sessions")
+
+
+@attrs.define(eq=False)
+class _Session:
+    node: NodeId
+    name: str
+    boot_id: str
+    channel: Channel
+    outbox: trio.MemorySendChannel[m.ToAgent]
+    scope: trio.CancelScope
+    replaced: bool = False
+
+
+class Sessions:
+    def __init__(
+        self,
+        machine: Machine,
+        leadership: Leadership,
+        nodes: Nodes,
+        inventory: Inventory,
+        events: EventLog,
+        heartbeat_s: Callable[[], float],
+    ) -> None:
+        self._machine = machine
+        self._leadership = leadership
+        self._nodes = nodes
+        self._inventory = inventory
+        self._events = events
+        self._heartbeat_s = heartbeat_s
+        self._sessions: dict[NodeId, _Session] = {}
+        self._on_open: list[Callable[[NodeId], None]] = []
+        self._on_result: list[Callable[[NodeId, m.CommandResult], None]] = []
+        self._log_waiters: dict[str, tuple[NodeId, trio.MemorySendChannel[m.LogChunk]]] = {}
+
+    def on_open(self, hook: Callable[[NodeId], None]) -> None:
+        self._on_open.append(hook)
+
+    def on_result(self, hook: Callable[[NodeId, m.CommandResult], None]) -> None:
+        self._on_result.append(hook)
+
+    def connected(self) -> tuple[NodeId, ...]:
+        return tuple(sorted(self._sessions))
+
+    def name(self, node: NodeId) -> str:
+        session = self._sessions.get(node)
+        entry = self._inventory.entry(node)
+        return session.name if session else entry.facts.name if entry else node
+
+    def peers(self) -> Mapping[NodeId, str]:
+        return {node: session.channel.peer for node, session in self._sessions.items()}
+
+    def send_nowait(self, node: NodeId, message: m.ToAgent) -> None:
+        """Into the node's outbox. Raises Unavailable when there is no session, or it no longer takes anything."""
+        session = self._sessions.get(node)
+        if session is None:
+            raise Unavailable(f"node {self.name(node)} has no session now", code="node_not_connected")
+        try:
+            session.outbox.send_nowait(message)
+        except (trio.WouldBlock, trio.BrokenResourceError) as err:
+            session.scope.cancel()
+            raise Unavailable(f"node {session.name} does not take messages", code="node_not_connected") from err
+
+    async def read_log(self, replica: ReplicaId, attempt: int, offset: int, limit: int) -> m.LogChunk:
+        """A part of a replica's log, from its agent. Raises NotFound, Unavailable, TimedOut."""
+        found = self._inventory.find(replica)
+        if found is None:
+            raise NotFound(f"there is no replica {replica!r}")
+        node = found[0]
+        request_id = self._machine.fresh_hex(8)
+        send, receive = trio.open_memory_channel[m.LogChunk](1)
+        self._log_waiters[request_id] = (node, send)
+        try:
+            self.send_nowait(node, m.LogRequest(request_id, replica, attempt, offset, limit))
+            with trio.move_on_after(LOG_DEADLINE_S):
+                chunk = await receive.receive()
+                if chunk.error:
+                    raise NotFound(chunk.error)
+                return chunk
+        except trio.EndOfChannel as err:
+            raise Unavailable(f"node {self.name(node)} went away", code="node_not_connected") from err
+        finally:
+            self._log_waiters.pop(request_id, None)
+            send.close()
+        raise TimedOut(f"node {self.name(node)} did not send the log within {LOG_DEADLINE_S:.0f} s")
+
+    async def run(self, channel: Channel) -> None:
+        """One session, from the agent's hello to its end. Never raises for what a peer does: the channel is closed with a reason."""
+        try:
+            with trio.move_on_after(HELLO_DEADLINE_S) as hello_scope:
+                hello = await channel.receive()
+            if hello_scope.cancelled_caught:
+                raise Invalid(f"no AgentHello within {HELLO_DEADLINE_S:.0f} s", code="no_hello")
+            if not isinstance(hello, m.AgentHello):
+                raise Invalid(f"a session begins with AgentHello, not {type(hello).__name__}", code="no_hello")
+            await self._admit(hello, channel)
+        except ChannelClosed as err:
+            log.debug("session ended", peer=channel.peer, why=str(err))
+        except LlmgwError as err:
+            log.warning("session refused", peer=channel.peer, code=err.code, why=err.message)
+            await self._part(channel, err)
+        finally:
+            with trio.move_on_after(2.0, shield=True):
+                await channel.close()
+
+    async def _part(self, channel: Channel, err: LlmgwError) -> None:
+        final = isinstance(err, Conflict)
+        with trio.move_on_after(2.0):
+            try:
+                await channel.send(m.Goodbye(err.code, err.message, final))
+            except ChannelClosed:
+                return
+            await channel.close(1008, err.message)
+
+    async def _admit(self, hello: m.AgentHello, channel: Channel) -> None:
+        facts = hello.facts
+        if not facts.id or not facts.name:
+            raise Invalid("an agent names its node's id and name", code="malformed_message")
+        if hello.protocol != m.PROTOCOL:
+            raise Conflict(
+                f"agent {facts.build} speaks protocol {hello.protocol}, this control plane {__version__} speaks {m.PROTOCOL}",
+                code="protocol",
+            )
+        if hello.cluster_id not in ("", self._leadership.cluster_id):
+            raise Conflict(
+                f"node {facts.name} belongs to cluster {hello.cluster_id}, this is {self._leadership.cluster_id}; "
+                "to move it, remove its data directory's pin and join it anew",
+                code="foreign_cluster",
+            )
+        live = self._sessions.get(facts.id)
+        if live is not None and live.boot_id != facts.boot_id:
+            raise Conflict(
+                f"node id {facts.id} is in use by {live.name} on another machine: this looks like a cloned disk; "
+                "remove the node-id file in this agent's data directory and start it again",
+                code="cloned_identity",
+            )
+        await self._nodes.heard(facts)
+        if hello.epoch > self._leadership.epoch or (hello.epoch == self._leadership.epoch and hello.owner != self._leadership.owner):
+            self._leadership.meet(hello.epoch)
+        if (live := self._sessions.get(facts.id)) is not None:  # the same agent dialled anew before the old session's end was noticed
+            live.replaced = True
+            live.scope.cancel()
+        send, receive = trio.open_memory_channel[m.ToAgent](OUTBOX_MAX)
+        with trio.CancelScope() as scope:
+            session = _Session(facts.id, facts.name, facts.boot_id, channel, send, scope)
+            self._sessions[facts.id] = session
+            self._inventory.opened(facts)
+            log.info("session opened", node=facts.name, peer=channel.peer, build=facts.build)
+            send.send_nowait(m.ServerHello(self._leadership.cluster_id, self._leadership.owner, __version__, self._heartbeat_s()))
+            try:
+                await self._serve(session, receive)
+            finally:
+                send.close()
+                if self._sessions.get(facts.id) is session:
+                    del self._sessions[facts.id]
+                    self._inventory.closed(facts.id)
+                    for node, waiter in self._log_waiters.values():
+                        if node == facts.id:
+                            waiter.close()
+                log.info("session closed", node=facts.name, replaced=session.replaced)
+
+    async def _serve(self, session: _Session, outbox: trio.MemoryReceiveChannel[m.ToAgent]) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send_all, session, outbox)
+                for hook in self._on_open:
+                    hook(session.node)
+                await self._receive_all(session)
+                nursery.cancel_scope.cancel()
+        except* LlmgwError as group:
+            raise _first(group) from group
+
+    async def _send_all(self, session: _Session, outbox: trio.MemoryReceiveChannel[m.ToAgent]) -> None:
+        async for message in outbox:
+            with trio.move_on_after(SEND_DEADLINE_S) as scope:
+                await session.channel.send(message)
+            if scope.cancelled_caught:
+                raise ChannelClosed(f"node {session.name} did not take a message within {SEND_DEADLINE_S:.0f} s")
+
+    async def _receive_all(self, session: _Session) -> None:
+        while True:
+            silence_s = max(SILENT_AFTER_HEARTBEATS * self._heartbeat_s(), 1.0)
+            with trio.move_on_after(silence_s) as scope:
+                message = await session.channel.receive()
+            if scope.cancelled_caught:
+                raise ChannelClosed(f"node {session.name} said nothing for {silence_s:.0f} s")
+            self._take(session, message)
+            if isinstance(message, m.Goodbye):
+                return
+
+    def _take(self, session: _Session, message: m.Message) -> None:
+        node = session.node
+        self._inventory.heard(node)
+        match message:
+            case m.Inventory():
+                self._same_node(session, message.facts.id)
+                token = self._leadership.token if self._leadership.is_leader else None
+                self._inventory.take(node, message, token)
+            case m.Heartbeat():
+                self._same_node(session, message.facts.id)
+                self._inventory.heard(node, message.facts)
+                for report in message.changed:
+                    self._report(session, report)
+            case m.ReplicaChanged():
+                self._report(session, message.report)
+            case m.ReplicaForgotten():
+                self._inventory.gone(node, message.replica)
+            case m.CommandResult():
+                for hook in self._on_result:
+                    hook(node, message)
+            case m.AgentEvent():
+                self._events.record(message.kind, message.object, message.text, message.level, message.age_s)
+            case m.LogChunk():
+                waiter = self._log_waiters.get(message.request_id)
+                if waiter is not None and waiter[0] == node:
+                    with contextlib.suppress(trio.WouldBlock):  # a second answer to one question
+                        waiter[1].send_nowait(message)
+            case m.Goodbye():
+                log.info("an agent said goodbye", node=session.name, code=message.code, text=message.text)
+            case _:
+                raise Invalid(f"an agent does not send {type(message).__name__}", code="unexpected_message")
+
+    def _same_node(self, session: _Session, node: NodeId) -> None:
+        if node != session.node:
+            raise Invalid(f"the session is of node {session.node}, the message of {node}", code="unexpected_message")
+
+    def _report(self, session: _Session, report: ReplicaReport) -> None:
+        before = self._inventory.report(session.node, report)
+        if before is None or (before.state, before.reason, before.attempt) != (report.state, report.reason, report.attempt):
+            text = f"{report.order.id} is {report.state.value} on {session.name}" + (f": {report.reason}" if report.reason else "")
+            bad = report.state is ReplicaState.FAILED or not report.in_rotation
+            self._events.record(f"replica.{report.state.value}", f"replica/{report.order.id}", text, Level.WARNING if bad else Level.INFO)
+
+
+def _first(group: BaseExceptionGroup[LlmgwError]) -> LlmgwError:
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, LlmgwError)
+    return found

@@ -1,0 +1,261 @@
+"""Plain data to the schema's values: every fault at once, each with its dotted path. Reads no file and knows no table by name."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import functools
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, TypeVar, Union
+
+import attrs
+
+from llmgw.domain.errors import Fault
+from llmgw.domain.setting import SettingMeta
+from llmgw.settings.schema import NAMES, TABLE, Checked, meta_of
+
+T = TypeVar("T")
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+\Z")
+_NEAREST_SHARE: Final = 0.6  # difflib's own default: `retrys` finds `retries`, `foo` finds nothing
+# Integers beyond 64 bits are legal for Python's parser but for no key of ours, and a database column refuses them.
+_INT_BITS_MAX: Final = 63
+
+
+class _Missing:
+    """What a reader returns when it has told a fault instead."""
+
+
+MISSING: Final = _Missing()
+
+
+def join(path: str, key: str) -> str:
+    """`path.key`, the key quoted as TOML wants it."""
+    part = key if _BARE.match(key) else '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"{path}.{part}" if path else part
+
+
+def type_name(value: object) -> str:
+    """What a person would call this value in TOML or JSON."""
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "table"
+    if isinstance(value, list | tuple):
+        return "list"
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return "date or time"
+    return type(value).__name__
+
+
+@functools.cache
+def field_types(cls: type) -> Mapping[str, Any]:
+    """The types of a schema class's fields, evaluated."""
+    return MappingProxyType(typing.get_type_hints(cls))
+
+
+def unknown_key(path: str, key: str, known: Mapping[str, Any] | tuple[str, ...], elsewhere: tuple[str, ...] = ()) -> Fault:
+    """The fault of a key that nobody knows: it names the nearest known one, here or in another table."""
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=_NEAREST_SHARE)
+    if near:
+        return Fault(join(path, key), f"unknown key; did you mean {join(path, near[0])}?")
+    same = [name for name in elsewhere if name.rpartition(".")[2] == key]
+    if same:
+        return Fault(join(path, key), f"unknown key here; did you mean {' or '.join(same[:3])}?")
+    return Fault(join(path, key), f"unknown key; known here: {', '.join(sorted(known))}" if known else "unknown key")
+
+
+def read_table(cls: type[T], raw: object, path: str, faults: list[Fault], elsewhere: tuple[str, ...] = ()) -> T | None:
+    """An instance of the schema class `cls`, or None when its values are not good. Whatever is wrong is added to `faults`.
+
+    An instance may come back beside faults (of unknown keys): callers look at `faults` before they use it.
+    """
+    if not isinstance(raw, Mapping):
+        faults.append(Fault(path, f"expected a table, not {type_name(raw)}"))
+        return None
+    types_of = field_types(typing.cast(Any, cls))
+    whole = True
+    given: dict[str, Any] = {}
+    known = tuple(field.name for field in attrs.fields(typing.cast(Any, cls)))
+    for key in raw:
+        if key not in known:
+            faults.append(unknown_key(path, str(key), known, elsewhere))
+    for field in attrs.fields(typing.cast(Any, cls)):
+        at = join(path, field.name)
+        if field.name not in raw:
+            if field.default is attrs.NOTHING:
+                faults.append(Fault(at, "is missing"))
+                whole = False
+            continue
+        value = _read_value(types_of[field.name], raw[field.name], at, faults, elsewhere)
+        meta = meta_of(field)
+        if value is not MISSING and meta is not None and (reason := _value_fault(meta, value)) is not None:
+            faults.append(Fault(at, reason))
+            value = MISSING
+        if value is MISSING:
+            whole = False
+            continue
+        if NAMES in field.metadata:
+            faults += _name_faults(field.metadata[NAMES], value, at)
+        given[field.name] = value
+    if not whole:
+        return None
+    table = cls(**given)  # an unknown key alone does not keep the table from being checked further
+    if isinstance(table, Checked):
+        faults += table.faults(path)
+    return table
+
+
+def _name_faults(known: tuple[str, ...], given: Mapping[str, Any], path: str) -> list[Fault]:
+    """The faults of a table of tables whose names are fixed."""
+    found = []
+    for name in given:
+        if name in known:
+            continue
+        # `[engines.llama.cpp]` is TOML for cpp in llama: what begins with the name is meant before what looks like it.
+        near = [other for other in known if other.startswith(f"{name}.")] or difflib.get_close_matches(
+            name, known, n=1, cutoff=_NEAREST_SHARE
+        )
+        hint = f"did you mean {join(path, near[0])}? " if near else ""
+        found.append(Fault(join(path, name), f"unknown name; {hint}known: {', '.join(known)}"))
+    return found
+
+
+def _read_value(kind: Any, raw: object, path: str, faults: list[Fault], elsewhere: tuple[str, ...]) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _read_union(kind, raw, path, faults, elsewhere)
+    if attrs.has(kind):
+        found = read_table(kind, raw, path, faults, elsewhere)
+        return MISSING if found is None else found
+    if origin is tuple:
+        return _read_list(typing.get_args(kind)[0], raw, path, faults, elsewhere)
+    if origin is not None and issubclass(origin, Mapping):
+        return _read_map(typing.get_args(kind)[1], raw, path, faults, elsewhere)
+    return _read_plain(kind, raw, path, faults)
+
+
+def _read_union(kind: Any, raw: object, path: str, faults: list[Fault], elsewhere: tuple[str, ...]) -> Any:
+    """The schema's unions are `X | None`, where None only means "not given", and "a table or a number"."""
+    members = [member for member in typing.get_args(kind) if member is not type(None)]
+    tables = [member for member in members if attrs.has(member)]
+    if tables and (isinstance(raw, Mapping) or len(members) == 1):
+        return _read_value(tables[0], raw, path, faults, elsewhere)
+    plain = next(member for member in members if member not in tables)
+    if tables and (isinstance(raw, bool) or not isinstance(raw, plain)):
+        faults.append(Fault(path, f"expected {plain.__name__} or a table, not {type_name(raw)}"))
+        return MISSING
+    return _read_value(plain, raw, path, faults, elsewhere)
+
+
+def _read_list(kind: Any, raw: object, path: str, faults: list[Fault], elsewhere: tuple[str, ...]) -> Any:
+    if not isinstance(raw, list | tuple):
+        what = "a list of tables" if attrs.has(kind) else f"a list of {kind.__name__}"
+        faults.append(Fault(path, f"expected {what}, not {type_name(raw)}"))
+        return MISSING
+    values = [_read_value(kind, value, f"{path}[{index}]", faults, elsewhere) for index, value in enumerate(raw)]
+    return MISSING if any(value is MISSING for value in values) else tuple(values)
+
+
+def _read_map(kind: Any, raw: object, path: str, faults: list[Fault], elsewhere: tuple[str, ...]) -> Any:
+    if not isinstance(raw, Mapping):
+        faults.append(Fault(path, f"expected a table, not {type_name(raw)}"))
+        return MISSING
+    values = {key: _read_value(kind, value, join(path, str(key)), faults, elsewhere) for key, value in raw.items()}
+    return MISSING if any(value is MISSING for value in values.values()) else MappingProxyType(values)
+
+
+def _read_plain(kind: Any, raw: object, path: str, faults: list[Fault]) -> Any:
+    reason = f"expected {kind.__name__}, not {type_name(raw)}"
+    if kind is float and type(raw) in (int, float):
+        number = _float(raw)
+        if math.isfinite(number):
+            return number
+        reason = f"expected a finite number, not {str(raw)[:40]}"
+    elif kind is int and type(raw) is int:
+        if raw.bit_length() <= _INT_BITS_MAX:
+            return raw
+        reason = f"expected an int of at most {_INT_BITS_MAX} bits"
+    elif kind is str and isinstance(raw, str):
+        if not any("\ud800" <= c <= "\udfff" for c in raw) and "\0" not in raw:
+            return str(raw)
+        reason = "holds half of a character pair (a lone surrogate) or a NUL"
+    elif kind is bool and type(raw) is bool:
+        return raw
+    faults.append(Fault(path, reason))
+    return MISSING
+
+
+def _float(raw: Any) -> float:
+    try:
+        return float(raw)
+    except OverflowError:  # an int beyond what a float holds
+        return math.inf
+
+
+def _value_fault(meta: SettingMeta, value: Any) -> str | None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        unit = f" {meta.unit}" if meta.unit else ""
+        low, high = meta.low, meta.high
+        if (low is not None and value < low) or (high is not None and value > high):
+            return (
+                f"must be {range_text(low, high)}{unit}, not {value:g}"
+                if isinstance(value, float)
+                else f"must be {range_text(low, high)}{unit}, not {value}"
+            )
+    if meta.choices and value not in meta.choices:
+        near = difflib.get_close_matches(str(value), meta.choices, n=1, cutoff=_NEAREST_SHARE)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"must be one of {', '.join(meta.choices)}, not {value!r}{hint}"
+    return meta.check(value) if meta.check is not None else None
+
+
+def range_text(low: float | None, high: float | None) -> str:
+    """An inclusive range in words; "" without bounds."""
+    if low is not None and high is not None:
+        return f"between {number_text(low)} and {number_text(high)}"
+    if low is not None:
+        return f"at least {number_text(low)}"
+    return "" if high is None else f"at most {number_text(high)}"
+
+
+def number_text(number: float) -> str:
+    """A number as a person writes it: no exponent, no needless point."""
+    return str(int(number)) if float(number).is_integer() else repr(number)
+
+
+def given_paths(raw: Mapping[str, Any], path: str = "") -> tuple[str, ...]:
+    """The dotted paths of every key that stands in `raw`: tables are gone into (an empty one says nothing), lists are not."""
+    found: list[str] = []
+    for key, value in raw.items():
+        at = join(path, str(key))
+        if isinstance(value, Mapping):
+            found += given_paths(value, at)
+        else:
+            found.append(at)
+    return tuple(found)
+
+
+@functools.cache
+def known_paths(cls: type, path: str = "") -> tuple[str, ...]:
+    """The dotted paths of every key that the schema class knows, lists and tables of tables not gone into."""
+    found: list[str] = []
+    types_of = field_types(cls)
+    for field in attrs.fields(typing.cast(Any, cls)):
+        at = join(path, field.name)
+        kind = types_of[field.name]
+        inner = next((member for member in (kind, *typing.get_args(kind)) if attrs.has(member)), None)
+        if TABLE in field.metadata and inner is not None and typing.get_origin(kind) is not tuple and not _is_map(kind):
+            found += known_paths(inner, at)
+        else:
+            found.append(at)
+    return tuple(found)
+
+
+def _is_map(kind: Any) -> bool:
+    origin = typing.get_origin(kind)
+    return isinstance(origin, type) and issubclass(origin, Mapping)

@@ -1,0 +1,201 @@
+"""A file to values: every fault of it at once, each with its path, and what is worth a warning. Applies nothing and expands nothing."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import os
+import re
+import tomllib
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from llmgw.domain.endpoint import Endpoint
+from llmgw.domain.errors import Fault, Invalid, NotFound
+from llmgw.domain.model import Catalog, ModelSpec
+from llmgw.domain.policy import ApiKey, Policy
+from llmgw.domain.setting import Scope
+from llmgw.settings import objects
+from llmgw.settings.address import TcpAddress, parse_listen
+from llmgw.settings.decode import field_types, given_paths, known_paths, read_table
+from llmgw.settings.schema import Settings, meta_of
+
+DEFAULT_FILE: Final = Path("/etc/llmgw/llmgw.toml")
+FILE_BYTES_MAX: Final = 16 * 1024 * 1024  # chosen: thousands of models fit; a wrong path such as a checkpoint does not fill memory
+OBJECT_TABLES: Final = ("model", "endpoint")  # with auth.key
+_POSITION: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+
+
+class Role(enum.Enum):
+    """Which process reads the file: it decides what has no effect there and what must not be missing."""
+
+    DEV = "dev"
+    SERVER = "server"
+    ROUTER = "router"
+    AGENT = "agent"
+
+
+@attrs.frozen
+class Loaded:
+    """A file's values. `given` are the dotted paths that stand in it; `sha256` is of its text, to notice a change.
+
+    `cluster_keys` are those of `given` that a store's document replaces.
+    """
+
+    settings: Settings
+    catalog: Catalog = Catalog()
+    keys: tuple[ApiKey, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+    warnings: tuple[str, ...] = ()
+    source: str = ""
+    path: Path | None = None
+    given: frozenset[str] = frozenset()
+    cluster_keys: tuple[str, ...] = ()
+    sha256: str = ""
+
+    @property
+    def models(self) -> tuple[ModelSpec, ...]:
+        """The catalog's models, sorted by name."""
+        return self.catalog.models
+
+    @property
+    def policy(self) -> Policy:
+        """What a router must obey, as far as the file says it."""
+        return Policy(
+            route=self.settings.route,
+            auth_required=self.settings.auth.required,
+            keys=self.keys,
+            cors_origins=self.settings.router.cors_origins,
+        )
+
+
+def load_file(path: Path, *, role: Role | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
+    """Reads and checks `path`. Raises NotFound without it, Invalid with every fault or when it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError as err:
+        raise NotFound(f"there is no file {path}", code="no_such_file") from err
+    except OSError as err:
+        raise Invalid(f"{path} cannot be read: {err.strerror or err}", code="unreadable_file") from err
+    if len(data) > FILE_BYTES_MAX:
+        raise Invalid(f"{path} is larger than {FILE_BYTES_MAX} bytes: that is no settings file")
+    return attrs.evolve(load_bytes(data, source=str(path), role=role, environ=environ), path=path)
+
+
+def load_bytes(data: bytes, *, source: str, role: Role | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
+    """As `load_text`, from UTF-8. Raises Invalid when it is not."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as err:
+        line = data[: err.start].count(b"\n") + 1
+        raise Invalid(f"{source} is not UTF-8 text (line {line})") from err
+    return load_text(text, source=source, role=role, environ=environ)
+
+
+def load_text(text: str, *, source: str, role: Role | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
+    """Checks the text of a file. `source` names it in errors; `role` None checks what any process would.
+
+    `environ` is where endpoints' keys are taken from, by default this process's. Raises Invalid with every fault.
+    """
+    raw = parse_toml(text, source)
+    environ = os.environ if environ is None else environ
+    faults: list[Fault] = []
+    warnings: list[str] = []
+    settings_raw, models_raw, keys_raw, endpoints_raw = _split(raw)
+    settings = read_table(Settings, settings_raw, "", faults, elsewhere=known_paths(Settings))
+    catalog = objects.read_models(models_raw, "model", faults)
+    keys = objects.read_keys(keys_raw, "auth.key", faults, warnings)
+    endpoints = objects.read_endpoints(endpoints_raw, "endpoint", faults, environ)
+    if settings is not None:
+        faults += _role_faults(role, settings)
+    if faults or settings is None:
+        raise Invalid.of(f"{source} is not valid", tuple(faults))
+    warnings += _role_warnings(role, settings, catalog, keys, endpoints)
+    given = given_paths(raw)
+    return Loaded(
+        settings=settings,
+        catalog=catalog,
+        keys=keys,
+        endpoints=endpoints,
+        warnings=tuple(warnings),
+        source=source,
+        given=frozenset(given),
+        cluster_keys=tuple(path for path in given if _scope_of(path) is Scope.CLUSTER),
+        sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+    )
+
+
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """TOML to plain data. Raises Invalid with the line and column of what is no TOML."""
+    try:
+        return tomllib.loads(text.removeprefix("\ufeff"))  # some editors begin a file with a byte order mark
+    except tomllib.TOMLDecodeError as err:
+        reason = str(err)
+        found = _POSITION.search(reason)
+        if found is None:
+            raise Invalid(f"{source} is not TOML: {reason}") from err
+        line, column = found.groups()
+        where = f"line {line}, column {column}" if line else "its end"
+        raise Invalid(f"{source} is not TOML at {where}: {reason[: found.start()]}") from err
+    except RecursionError as err:
+        raise Invalid(f"{source} is nested too deeply") from err
+    except ValueError as err:  # an int of more digits than Python converts
+        raise Invalid(f"{source} is not TOML: {err}") from err
+
+
+def _split(raw: dict[str, Any]) -> tuple[dict[str, Any], Any, Any, Any]:
+    """Settings apart from objects: (settings, models, keys, endpoints)."""
+    settings = {key: value for key, value in raw.items() if key not in OBJECT_TABLES}
+    keys = None
+    auth = settings.get("auth")
+    if isinstance(auth, dict) and "key" in auth:
+        keys = auth["key"]
+        settings["auth"] = {key: value for key, value in auth.items() if key != "key"}
+    return settings, raw.get("model"), keys, raw.get("endpoint")
+
+
+def _scope_of(path: str) -> Scope | None:
+    """The scope of a dotted path of the file; None for objects."""
+    table = path.partition(".")[0]
+    if table in OBJECT_TABLES or path == "auth.key":
+        return None
+    return table_scope(table)
+
+
+def table_scope(table: str) -> Scope | None:
+    """Whose the keys of a top-level table are: one table has one scope. None for what is no table of settings."""
+    kind = field_types(Settings).get(table)
+    if kind is None:
+        return None
+    inner = next(member for member in (kind, *typing.get_args(kind)) if attrs.has(member))
+    return next(meta.scope for field in attrs.fields(inner) if (meta := meta_of(field)) is not None)
+
+
+def _role_faults(role: Role | None, settings: Settings) -> list[Fault]:
+    if role is Role.AGENT and not settings.agent.control_planes:
+        return [Fault("agent.control_planes", "an agent needs the address of at least one control plane")]
+    return []
+
+
+def _role_warnings(
+    role: Role | None, settings: Settings, catalog: Catalog, keys: tuple[ApiKey, ...], endpoints: tuple[Endpoint, ...]
+) -> list[str]:
+    found: list[str] = []
+    alone = role is Role.ROUTER and not settings.router.control_planes
+    if role is Role.ROUTER and catalog.models:
+        found.append("[[model]] has no effect for a router, which takes endpoints only")
+    if alone and not endpoints:
+        found.append("no [[endpoint]] and no router.control_planes: this router has nothing to route to")
+    if alone and settings.auth.required and not keys:
+        found.append("auth.required is true and there is no [[auth.key]]: every call of /v1 will be refused")
+    listens = settings.router.listen if role in (Role.ROUTER, Role.SERVER, Role.DEV) else ""
+    if listens and not settings.auth.required:
+        where = parse_listen(listens)
+        if isinstance(where, TcpAddress) and not where.loopback:
+            found.append(f"auth.required is false and router.listen is {listens}: anybody who reaches that address may call /v1")
+    return found

@@ -1,0 +1,350 @@
+"""The store's connections: how every unit of work reaches SQLite, and how its failures become ours.
+
+Owns the writer (one connection, one unit at a time) and the readers. One unit of work is one plain function, one hop through
+the injected runner, one transaction; a write checks its epoch inside that transaction. Knows no table but `meta`, never reads
+a clock, and lets no SQL text out: what a caller may see is in `llmgw.domain.errors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+import apsw
+import trio
+
+from llmgw.domain.errors import Broken, Invalid, StaleEpoch, Unavailable
+from llmgw.store import migrations
+from llmgw.store.filesystem import network_file_system
+from llmgw.store.rows import row
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+MEMORY: Final = ":memory:"
+SQLITE_MIN: Final = (3, 51, 3)  # the first with the WAL-reset fix that several processes on one file need (control.md 3)
+BUSY_TIMEOUT_MS: Final = 5_000  # how long a write waits for another process's; a write takes about 1 ms
+READERS: Final = 3  # chosen: status, events and a page of models at once; more would only wait for the two cores
+RETRY_AFTER_S: Final = 5.0  # a full disk or a busy file is looked at again by whoever asks, not in a tight loop
+STORAGE_UNAVAILABLE: Final = "storage_unavailable"
+FILE_MODE: Final = 0o600  # models may carry secrets in their environment; -wal and -shm take the same mode
+
+
+class Run(Protocol):
+    """Runs one plain function off the loop, or inline; is not abandoned on cancel, so that the outcome is known."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+class Store:
+    """An open database. Built by `Store.open`; closed by whoever opened it, after everything that uses it has ended."""
+
+    def __init__(self, path: str, run: Run, connections: _Connections) -> None:
+        self.path = path
+        self._run = run
+        self._writer = connections.writer
+        self._identity = connections.identity
+        self._may_write = connections.may_write
+        self._schema = connections.schema
+        self._free_readers = list(connections.readers)
+        self._readers = connections.readers
+        self._write_turn = trio.Lock()
+        self._read_turns = trio.Semaphore(max(1, len(connections.readers)))
+        self._closed = False
+
+    @classmethod
+    async def open(cls, path: str | Path, run: Run) -> Store:
+        """Opens or creates the database at `path`, brings its schema up to this build's, and proves that it can be written.
+
+        ":memory:" gives one that dies with the store; it has one connection, which readers share. Raises `Invalid` for a file
+        that is not for this build (another program's, a newer schema, too old an SQLite, a network file system) and
+        `Unavailable` with code `storage_unavailable` for what a person must repair on the machine.
+        """
+        where = str(path)
+        if where != MEMORY:
+            where = os.path.abspath(where)  # noqa: ASYNC240 - looks at no file
+        connections = await run(lambda: _open(where))
+        return cls(where, run, connections)
+
+    @property
+    def mode(self) -> str:
+        """`file`, or `none` for a database in memory."""
+        return "none" if self.path == MEMORY else "file"
+
+    @property
+    def durability(self) -> str:
+        """How far an acknowledged write reaches: this machine's disk, or nowhere."""
+        return "none" if self.path == MEMORY else "local"
+
+    @property
+    def schema(self) -> int:
+        """The number of the last migration that the file has seen; may be above this build's own."""
+        return self._schema
+
+    @property
+    def may_write(self) -> bool:
+        """False where a newer build has changed the file so that this one may only follow."""
+        return self._may_write
+
+    async def write(self, unit: Callable[Concatenate[apsw.Connection, int, P], T], epoch: int, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs `unit(connection, epoch, ...)` in one immediate transaction, committed when it returns and undone when it raises.
+
+        The epoch is compared inside that transaction: `StaleEpoch` when a higher one was met; a higher one than met is kept.
+        A cancel that comes while the unit runs waits for the true outcome. Raises what the unit raises, and `Unavailable`.
+        """
+
+        def checked(connection: apsw.Connection) -> T:
+            _check_epoch(connection, epoch)
+            return unit(connection, epoch, *args, **kwargs)
+
+        return await self._write(checked)
+
+    async def claim_epoch(self, at_least: int, owner: str = "") -> int:
+        """A new epoch for whoever begins to lead: above every one the store has met, and not below `at_least`.
+
+        One transaction, so that of two that claim at once each gets its own, and the lower one is fenced off from then on.
+        """
+
+        def claim(connection: apsw.Connection) -> int:
+            return int(row(connection, "UPDATE meta SET epoch = max(epoch + 1, ?), owner = ? RETURNING epoch", (at_least, owner))[0])
+
+        return await self._write(claim)
+
+    async def _write(self, unit: Callable[[apsw.Connection], T]) -> T:
+        def work() -> T:
+            with translated(self.path):
+                if not self._may_write:
+                    raise Unavailable(
+                        f"the store is at schema {self._schema}, which this build (schema {migrations.SCHEMA}) may read but not write",
+                        code="schema_newer",
+                    )
+                with immediate(self._writer):
+                    result = unit(self._writer)
+                    self._check_identity()  # before the commit: a row written into a file that was moved away is a lost row
+                return result
+
+        async with self._write_turn:
+            self._check_open()
+            return await self._run(work)
+
+    async def read(self, unit: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs `unit(connection, ...)` in one read transaction: everything it reads is of one instant. Raises `Unavailable`."""
+        if not self._readers:
+            async with self._write_turn:
+                self._check_open()
+                return await self._run(lambda: self._read(self._writer, lambda con: unit(con, *args, **kwargs)))
+        async with self._read_turns:
+            self._check_open()
+            reader = self._free_readers.pop()
+            try:
+                return await self._run(lambda: self._read(reader, lambda con: unit(con, *args, **kwargs)))
+            finally:
+                self._free_readers.append(reader)
+
+    def close(self) -> None:
+        """Lets go of the file; later calls raise `Unavailable`. May be called twice. Blocks for a last wal_checkpoint."""
+        if self._closed:
+            return
+        self._closed = True
+        for connection in (*self._readers, self._writer):
+            with contextlib.suppress(apsw.Error):  # the file is whole without the wal_checkpoint that closing tries
+                connection.close()
+
+    def _read(self, connection: apsw.Connection, unit: Callable[[apsw.Connection], T]) -> T:
+        with translated(self.path):
+            self._check_identity()
+            with _transaction(connection, "BEGIN"):
+                return unit(connection)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the store is closed", code=STORAGE_UNAVAILABLE)
+
+    def _check_identity(self) -> None:
+        if self._identity is not None and _identity(self.path) != self._identity:
+            raise Unavailable(
+                f"the store's file {self.path} was moved, replaced or deleted while it was open;"
+                " put it back, or restart to begin with what is there now",
+                code=STORAGE_UNAVAILABLE,
+            )
+
+
+@contextlib.contextmanager
+def immediate(connection: apsw.Connection) -> Iterator[None]:
+    """BEGIN IMMEDIATE … COMMIT, or ROLLBACK on any error: what was checked is still true when the rows are written."""
+    with _transaction(connection, "BEGIN IMMEDIATE"):
+        yield
+
+
+@contextlib.contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Turns SQLite's and the system's errors into ours, each with its cause."""
+    try:
+        yield
+    except apsw.BusyError as err:
+        raise Unavailable(
+            f"another process has kept the store {path} locked for {BUSY_TIMEOUT_MS / 1000:g} s",
+            code=STORAGE_UNAVAILABLE,
+            retry_after_s=RETRY_AFTER_S,
+        ) from err
+    except apsw.NotADBError as err:
+        raise Unavailable(f"{path} is not a database of llmgw, or is encrypted or damaged", code=STORAGE_UNAVAILABLE) from err
+    except tuple(_REPAIRS) as err:
+        why = next(text for kind, text in _REPAIRS.items() if isinstance(err, kind))
+        raise Unavailable(f"storage unavailable: {why} ({path})", code=STORAGE_UNAVAILABLE, retry_after_s=RETRY_AFTER_S) from err
+    except UnicodeEncodeError as err:
+        raise Invalid("a text that is not valid Unicode cannot be stored", code="not_unicode") from err
+    except apsw.Error as err:
+        raise Broken(f"the store met something it does not expect ({type(err).__name__})") from err
+    except OSError as err:
+        raise Unavailable(f"storage unavailable: {err.strerror or err} ({path})", code=STORAGE_UNAVAILABLE) from err
+
+
+# What a person can repair, in words. Anything that is not here is a fault of ours.
+_REPAIRS: Final[dict[type[apsw.Error], str]] = {
+    apsw.FullError: "the disk is full",
+    apsw.ReadOnlyError: "the file or its folder is read-only",
+    apsw.CantOpenError: "the file cannot be opened; is its folder there, and may this user write to it?",
+    apsw.PermissionsError: "this user may not use the file",
+    apsw.AuthError: "this user may not use the file",
+    apsw.IOError: "the disk does not read or write the file (full, failing, or over a quota)",
+    apsw.CorruptError: "the file is damaged; restore a backup",
+    apsw.LockedError: "the file is locked",
+    apsw.ProtocolError: "the file's lock is contended",
+    apsw.NoMemError: "no memory is left",
+    apsw.TooBigError: "a value is too large to be stored",
+}
+
+
+class _Connections:
+    def __init__(self, writer: apsw.Connection, readers: tuple[apsw.Connection, ...], path: str) -> None:
+        self.writer = writer
+        self.readers = readers
+        self.identity = None if path == MEMORY else _identity(path)
+        self.schema = migrations.version(writer)
+        self.may_write = migrations.may_write(writer)
+
+
+def check_library(found: str) -> None:
+    """Raises `Invalid` for an SQLite older than the one that several processes on one WAL file need."""
+    numbers = tuple(int(part) for part in found.split(".")[:3])
+    if numbers < SQLITE_MIN:
+        needed = ".".join(map(str, SQLITE_MIN))
+        raise Invalid(f"SQLite {found} is too old for the store, {needed} or newer is needed: upgrade apsw", code="sqlite_too_old")
+
+
+def _open(path: str) -> _Connections:
+    check_library(apsw.sqlite_lib_version())
+    if path == MEMORY:
+        writer = _connect(path)
+        migrations.migrate(writer)
+        return _Connections(writer, (), path)
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise Unavailable(f"storage unavailable: the store's folder {folder} does not exist", code=STORAGE_UNAVAILABLE)
+    if os.path.isdir(path):
+        raise Invalid(f"the store's path {path} is a folder; the path of a file is expected", code="not_a_file")
+    if (kind := network_file_system(folder)) is not None:
+        raise Invalid(
+            f"the store {path} would be on a network file system ({kind}), where SQLite's locks and shared memory do not hold;"
+            " use a local disk",
+            code="network_file_system",
+        )
+    opened: list[apsw.Connection] = []
+    try:
+        with translated(path):
+            _create(path)
+            opened.append(_connect(path))
+            migrations.migrate(opened[0])
+            if migrations.may_write(opened[0]):
+                _prove_writable(opened[0])
+            for _ in range(READERS):
+                opened.append(_connect(path))
+                opened[-1].pragma("query_only", 1)
+                migrations.version(opened[-1])
+            return _Connections(opened[0], tuple(opened[1:]), path)
+    except BaseException:
+        for connection in opened:
+            with contextlib.suppress(apsw.Error):
+                connection.close()
+        raise
+
+
+def _create(path: str) -> None:
+    # Only a file that is not there yet is opened by hand: closing a second descriptor of an open database would drop SQLite's
+    # locks on it (POSIX), and a file made by SQLite itself would have the umask's mode.
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
+    except FileExistsError:
+        return
+
+
+def _connect(path: str) -> apsw.Connection:
+    connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE * (path == MEMORY))
+    try:
+        connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+        for option, value in _OPTIONS:
+            connection.config(option, value)
+        connection.pragma("trusted_schema", 0)
+        if path != MEMORY and (mode := connection.pragma("journal_mode", "wal")) != "wal":
+            raise Unavailable(
+                f"storage unavailable: the file system of {path} does not allow a write-ahead log (SQLite stayed at {mode!r})",
+                code=STORAGE_UNAVAILABLE,
+            )
+        connection.pragma("synchronous", "FULL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+_OPTIONS: Final = (
+    (apsw.SQLITE_DBCONFIG_DQS_DML, 0),  # a mistyped column is an error, not a text
+    (apsw.SQLITE_DBCONFIG_DQS_DDL, 0),
+    (apsw.SQLITE_DBCONFIG_ENABLE_FKEY, 1),
+    (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),
+)
+
+
+def _prove_writable(connection: apsw.Connection) -> None:
+    """A real commit of one page, which changes no row: a full or read-only disk is met at the start and not at the first order."""
+    with immediate(connection):
+        connection.pragma("user_version", migrations.version(connection))
+
+
+def _identity(path: str) -> tuple[tuple[int, int] | None, ...]:
+    """Which files are behind `path` and its log now: (device, inode) each, None where there is none."""
+    return tuple(_inode(name) for name in (path, f"{path}-wal"))
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextlib.contextmanager
+def _transaction(connection: apsw.Connection, begin: str) -> Iterator[None]:
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # SQLite has ended the transaction itself after a full disk or an I/O error
+        if connection.in_transaction:
+            with contextlib.suppress(apsw.Error):
+                connection.execute("ROLLBACK")
+        raise
+
+
+def _check_epoch(connection: apsw.Connection, epoch: int) -> None:
+    stored, owner = row(connection, "SELECT epoch, owner FROM meta")
+    if epoch < stored:
+        raise StaleEpoch(f"the store has met epoch {stored}, a write of epoch {epoch} is refused", epoch=stored, owner=owner)
+    if epoch > stored:
+        connection.execute("UPDATE meta SET epoch = ?, owner = ''", (epoch,))

@@ -1,0 +1,71 @@
+"""Answers that were given under an idempotency key, so that a repeated order is carried out once.
+
+`remember` stands in the write whose answer it keeps: both are there, or neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+import apsw
+
+from llmgw.domain.errors import Conflict
+from llmgw.store.connection import Store
+from llmgw.store.rows import rows
+
+KEEP_S: Final = 24 * 3600.0  # a client that retries does so within minutes; a day covers a person who comes back
+KEY_BYTES_MAX: Final = 255
+
+
+async def trim(store: Store, epoch: int, now_wall_s: float) -> int:
+    """Drops answers that are older than a day; returns how many."""
+    return await store.write(_trim, epoch, now_wall_s - KEEP_S)
+
+
+async def find(store: Store, key: str, request: str = "") -> Any | None:
+    """The answer given under `key`, or None. Raises Conflict as `recall` does."""
+    return await store.read(recall, key, request)
+
+
+async def keep(store: Store, epoch: int, key: str, request: str, answer: Any, at_wall_s: float) -> None:
+    """Keeps an answer of something that wrote nothing else to the store."""
+    await store.write(_keep, epoch, key, request, answer, at_wall_s)
+
+
+def recall(connection: apsw.Connection, key: str | None, request: str = "") -> Any | None:
+    """The answer that was given under `key`, as plain JSON data; None for no key and for a new one.
+
+    Raises Conflict when the key was used for another `request`.
+    """
+    if key is None:
+        return None
+    found = rows(connection, "SELECT request, answer FROM idempotency WHERE key = ?", (key,))
+    if not found:
+        return None
+    if found[0][0] != _digest(request):
+        raise Conflict("this idempotency key was used for another request before", code="idempotency_key_reused")
+    return json.loads(found[0][1])
+
+
+def remember(connection: apsw.Connection, key: str | None, answer: Any, request: str = "", at_wall_s: float = 0.0) -> None:
+    """Keeps `answer` (plain JSON data) under `key`; does nothing without one."""
+    if key is not None:
+        connection.execute(
+            "INSERT OR IGNORE INTO idempotency (key, request, answer, at_wall_s) VALUES (?, ?, ?, ?)",
+            (key, _digest(request), json.dumps(answer), at_wall_s),
+        )
+
+
+def _keep(connection: apsw.Connection, epoch: int, key: str, request: str, answer: Any, at_wall_s: float) -> None:
+    remember(connection, key, answer, request, at_wall_s)
+
+
+def _trim(connection: apsw.Connection, epoch: int, before_wall_s: float) -> int:
+    connection.execute("DELETE FROM idempotency WHERE at_wall_s < ?", (before_wall_s,))
+    return connection.changes()
+
+
+def _digest(request: str) -> str:
+    return hashlib.sha256(request.encode("utf-8", "surrogatepass")).hexdigest()
