@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import attrs
 
-from llmgw.agent.lifecycle import Life, Want
+from llmgw.agent.lifecycle import Life, Want, ended
 from llmgw.agent.processes import Identity
 from llmgw.domain.errors import Invalid
-from llmgw.domain.replica import ReplicaOrder, ReplicaState
+from llmgw.domain.replica import ReplicaOrder, ReplicaState, RestartPolicy
 from llmgw.protocol.codec import structure, unstructure
 
 FORMAT: Final = 1  # raised when an older agent could no longer read it
@@ -87,6 +87,13 @@ def rebased(record: Record, boot_id: str, now_s: float) -> Life:
     if record.boot_id == boot_id:
         return record.life
     return attrs.evolve(record.life, since_s=now_s, start_at_s=now_s)
+
+
+def away(life: Life, policy: RestartPolicy, why: str, now_s: float) -> Life:
+    """The engine ended while no agent watched: an attempt like any other, with an unknown exit code."""
+    if life.state not in (ReplicaState.LOADING, ReplicaState.READY):
+        return life
+    return ended(life, policy, why, None, now_s)
 
 
 def wants_to_run(life: Life) -> bool:

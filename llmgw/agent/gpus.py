@@ -15,7 +15,6 @@ from typing import Final
 
 import attrs
 import msgspec
-import psutil
 import trio
 
 from llmgw.domain.errors import Invalid
@@ -31,6 +30,7 @@ ANSWER_BYTES_MAX: Final = 1024 * 1024  # 8 GPUs with a hundred processes each ar
 UNKNOWN_GPU: Final = DeviceId("gpu-unknown")  # stands for GPUs that have never been told
 READER: Final = (sys.executable, "-m", "llmgw.agent.gpu_reader")
 _MIB: Final = 1024 * 1024
+_KIB: Final = 1024
 
 
 @attrs.frozen
@@ -146,11 +146,18 @@ def memory_by_process(answer: Answer) -> Mapping[int, int]:
     return held
 
 
-def cpu_device(ours_mib: float) -> Device:
-    """The CPU: its memory is the node's. Blocking for microseconds."""
-    memory = psutil.virtual_memory()
-    total_mib, used_mib = memory.total // _MIB, (memory.total - memory.available) // _MIB
-    return Device(CPU_DEVICE, 0, DeviceKind.CPU, "CPU", total_mib, used_mib, int(ours_mib))
+def cpu_device(memory_text: str, ours_mib: float) -> Device:
+    """The CPU: its memory is the node's. `memory_text` is /proc/meminfo's."""
+    kibibytes = {}
+    for line in memory_text.splitlines():
+        name, _, value = line.partition(":")
+        fields = value.split()
+        if fields and fields[0].isdigit():
+            kibibytes[name] = int(fields[0])
+    total_mib = kibibytes.get("MemTotal", 0) // _KIB
+    # Available, not free: what the kernel caches it gives back. Mapped checkpoints are cache, so `ours` may be more than `used`.
+    available_mib = kibibytes.get("MemAvailable", kibibytes.get("MemFree", 0)) // _KIB
+    return Device(CPU_DEVICE, 0, DeviceKind.CPU, "CPU", total_mib, max(0, total_mib - available_mib), int(ours_mib), known=total_mib > 0)
 
 
 class GpuProbe:

@@ -248,18 +248,20 @@ async def end_tree(
     grace_s: float,
     stop_signal: signal.Signals = signal.SIGTERM,
     on_stuck: Callable[[str], None],
-) -> None:
-    """Ends every process of one start: the signal to all of them, `grace_s`, then KILL until none is left.
+) -> frozenset[int]:
+    """Ends every process of one start: the signal to all of them, `grace_s`, then KILL until none is left. Returns their pids.
 
     `watched`: as for `tree`. Returns only when all are gone. One that KILL does not end is stuck in the kernel; it is named to
     `on_stuck` once, and waited for.
     """
+    ever: set[int] = set()
     known: dict[int, Process] = {}  # also those that lost their parent between two looks
 
     async def left() -> tuple[Process, ...]:
         everything = await machine.run_sync(survey)
         for process in tree(everything, main, token, watched=watched):
             known[process.pid] = process
+            ever.add(process.pid)
         identities = {process.identity for process in everything}
         for process in list(known.values()):
             if process.identity not in identities:
@@ -288,3 +290,4 @@ async def end_tree(
         if members and not told and machine.now_s() >= tell_at_s:
             told = True
             on_stuck(", ".join(str(process.pid) for process in members))
+    return frozenset(ever)

@@ -5,6 +5,7 @@ Imports no command before it is called: `version`, `check` and `ctl` start at on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -75,41 +76,54 @@ def _run(args: Sequence[str] | None) -> int:
         return err.exit_code
     except BrokenPipeError:
         raise
+    except BaseExceptionGroup as err:
+        if err.subgroup((KeyboardInterrupt, click.Abort)) is not None:
+            _say("")
+            return EXIT_INTERRUPTED
+        if err.subgroup(lambda one: not isinstance(one, Exception | BaseExceptionGroup)) is not None:
+            raise
+        return _failed(err)
     except Exception as err:
         return _failed(err)
     return code if isinstance(code, int) else 0
 
 
-def _failed(err: Exception) -> int:
-    """The exit code of what a command raised, after saying it."""
+def _failed(err: BaseException) -> int:
+    """The exit code of what a command raised, after saying it: a line for each error of a group."""
     from llmgw.domain.errors import EXIT_BROKEN, LlmgwError
 
     if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
         import traceback
 
         traceback.print_exception(err)
-    if isinstance(err, LlmgwError):
-        _say(f"llmgw: {err.message or err.code}")
-        return err.exit_code
-    if isinstance(err, ExceptionGroup) and (inner := _only(err)) is not None:
-        return _failed(inner)
-    reason = " ".join(str(err).split())
-    _say(f"llmgw: failed: {type(err).__name__}{': ' + reason if reason else ''} ({DEBUG_VARIABLE}=1 shows where)")
-    return EXIT_BROKEN
+    code = 0
+    for one in _leaves(err):
+        if isinstance(one, LlmgwError):
+            _say(f"llmgw: {one.message or one.code}")
+            code = code or one.exit_code
+        else:
+            reason = " ".join(str(one).split())
+            _say(f"llmgw: failed: {type(one).__name__}{': ' + reason if reason else ''} ({DEBUG_VARIABLE}=1 shows where)")
+            code = EXIT_BROKEN
+    return code
 
 
-def _only(group: ExceptionGroup[Exception]) -> Exception | None:
-    """The one error of a group that holds a single one: what a nursery wrapped is unwrapped for the reader."""
-    return group.exceptions[0] if len(group.exceptions) == 1 else None
+def _leaves(err: BaseException) -> list[BaseException]:
+    """The errors of a group, however deep, each text once: what nurseries wrapped is unwrapped for the reader."""
+    if not isinstance(err, BaseExceptionGroup):
+        return [err]
+    found: dict[str, BaseException] = {}
+    for inner in err.exceptions:
+        for leaf in _leaves(inner):
+            found.setdefault(f"{type(leaf).__name__}: {leaf}", leaf)
+    return list(found.values())
 
 
 def _say(text: str) -> None:
     from llmgw.cli.text import printable
 
-    try:
+    with contextlib.suppress(OSError):  # nobody may be left to tell
         click.echo(printable(text, sys.stderr.isatty()), err=True)
-    except OSError:
-        pass  # nobody is left to tell
 
 
 def _forget_output() -> None:

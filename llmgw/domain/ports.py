@@ -37,8 +37,11 @@ class Machine(Protocol):
     and logs. `rng` draws ids and jitter, so that a seed gives one history.
     """
 
-    disk: Disk
-    rng: random.Random
+    @property
+    def disk(self) -> Disk: ...
+
+    @property
+    def rng(self) -> random.Random: ...
 
     def now_s(self) -> float: ...
 

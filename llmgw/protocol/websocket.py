@@ -19,6 +19,11 @@ from llmgw.protocol.messages import Message
 SESSION_PATH: Final = "/api/v1/agents/session"
 CONNECT_DEADLINE_S: Final = 10.0  # a control plane that does not answer in this time is tried again later
 CLOSE_DEADLINE_S: Final = 2.0
+RECEIVE_BYTES: Final = 65536
+# A machine that is gone is noticed in about 20 s: below the 30 s after which the other side calls us lost.
+KEEPALIVE_IDLE_S: Final = 10
+KEEPALIVE_INTERVAL_S: Final = 3
+KEEPALIVE_PROBES: Final = 3
 
 
 class WebSocketChannel:
@@ -68,33 +73,78 @@ async def dial(url: str, token: str, tls: ssl.SSLContext | None = None) -> Async
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise Invalid(f"not an address of a control plane: {url!r} (http://HOST:PORT or https://HOST:PORT is expected)")
     secure = parts.scheme == "https"
-    port = parts.port or (443 if secure else 80)
+    try:
+        port = parts.port or (443 if secure else 80)
+    except ValueError as err:
+        raise Invalid(f"not an address of a control plane: {url!r} ({err})") from err
     host = parts.hostname
-    peer = f"{host}:{port}"
-    use_tls: bool | ssl.SSLContext = (tls or ssl.create_default_context()) if secure else False
+    peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    headers = [(b"authorization", b"Bearer " + token.encode("utf-8", "surrogateescape"))]
+    raised: list[Exception] = []
+    stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] | None = None
     try:
         async with trio.open_nursery() as nursery:
             with trio.fail_after(CONNECT_DEADLINE_S):
-                connection = await trio_websocket.connect_websocket(
+                plain = await trio.open_tcp_stream(host, port)
+                _notice_a_dead_peer(plain.socket)
+                context = (tls or ssl.create_default_context()) if secure else None
+                stream = trio.SSLStream(plain, context, server_hostname=host, https_compatible=True) if context else plain
+                connection = await trio_websocket.wrap_client_stream(
                     nursery,
-                    host,
-                    port,
+                    stream,
+                    peer,
                     parts.path.rstrip("/") + SESSION_PATH,
-                    use_ssl=use_tls,
-                    extra_headers=[(b"authorization", b"Bearer " + token.encode("utf-8", "surrogateescape"))],
+                    extra_headers=headers,
                     max_message_size=MESSAGE_BYTES_MAX,
+                    receive_buffer_size=RECEIVE_BYTES,
                 )
             try:
                 yield WebSocketChannel(connection, peer)
+            except Exception as err:  # kept out of the nursery's group: the caller raised it and knows it by its type
+                raised.append(err)
             finally:
                 with trio.move_on_after(CLOSE_DEADLINE_S, shield=True):
                     await connection.aclose()
                 nursery.cancel_scope.cancel()
-    except* trio_websocket.ConnectionRejected as group:
-        rejected = group.exceptions[0]
-        status = rejected.status_code if isinstance(rejected, trio_websocket.ConnectionRejected) else 0
-        if status in (401, 403):
-            raise Denied(f"{peer} refused the agent's token", code="token_refused") from group
-        raise Unavailable(f"{peer} refused the session with status {status}") from group
     except* (OSError, trio.TooSlowError, trio_websocket.HandshakeError, trio.BrokenResourceError) as group:
-        raise Unavailable(f"{peer} cannot be reached: {group.exceptions[0]}") from group
+        raised.append(_refusal(peer, _first(group)))  # what is raised in this block would come out in a group again
+    finally:
+        if stream is not None:
+            with trio.CancelScope(shield=True):  # only lets go; does not wait for the peer
+                await trio.aclose_forcefully(stream)
+    if raised:
+        raise raised[0]
+
+
+def _refusal(peer: str, why: BaseException) -> Denied | Unavailable:
+    """What it means that a session did not open, or broke outside the caller's code."""
+    if isinstance(why, trio_websocket.ConnectionRejected):
+        error: Denied | Unavailable = Unavailable(f"{peer} refused the session with status {why.status_code}")
+        if why.status_code in (401, 403):
+            error = Denied(f"{peer} refused the agent's token", code="token_refused")
+    elif isinstance(why, trio.TooSlowError):
+        error = Unavailable(f"{peer} did not answer within {CONNECT_DEADLINE_S:g} s")
+    else:
+        error = Unavailable(f"{peer} cannot be reached: {str(why) or type(why).__name__}")
+    error.__cause__ = why
+    return error
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Nurseries may nest groups in groups; the first plain exception tells the story."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+def _notice_a_dead_peer(socket: trio.socket.SocketType) -> None:
+    """Makes the kernel end the connection when the peer's machine is gone: neither idle nor in mid-send do we wait for ever."""
+    socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (trio.socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S),
+        (trio.socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S),
+        (trio.socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
+        (trio.socket.TCP_USER_TIMEOUT, KEEPALIVE_IDLE_S * 2 * 1000),
+    ):
+        socket.setsockopt(trio.socket.IPPROTO_TCP, option, value)

@@ -15,8 +15,6 @@ from typing import Any, Final
 import attrs
 import httptools
 
-# RFC 9112 wants a reader to skip at least one empty line before a request line; more than this is not HTTP.
-_BLANK_BEFORE_HEAD_MAX: Final = 8
 _BAD_IN_HEAD: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _DIGITS: Final = re.compile(rb"[0-9]{1,19}\Z")  # 19 digits: below 2**64, far above any limit we would set
 _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\Z")
@@ -151,7 +149,7 @@ class RequestReader:
             data = self._buffer + data
             self._buffer = b""
         position, end = 0, len(data)
-        while position < end or self._stage is _Stage.CHUNK_DATA and self._left == 0:
+        while position < end:
             stage = self._stage
             if stage is _Stage.HEAD:
                 position = self._head(data, position)
@@ -176,19 +174,19 @@ class RequestReader:
         return -1
 
     def _head(self, data: bytes, position: int) -> int:
-        skipped = 0
-        while data.startswith(b"\r\n", position) and skipped < _BLANK_BEFORE_HEAD_MAX:
+        while data.startswith(b"\r\n", position):  # RFC 9112, 2.2: empty lines before a request line are skipped
             position += 2
-            skipped += 1
         if position == len(data):
             return position
         end = data.find(b"\r\n\r\n", position)
         raw = data[position:] if end < 0 else data[position : end + 4]
         # Judged as it comes, so that a TLS hello or a bare line feed is refused at once and not after a time-out.
-        if _BAD_IN_HEAD.search(raw) is not None:
+        # Only the part within the limit is judged, so that the verdict does not depend on how the bytes were split.
+        judged = raw if len(raw) <= self.max_head else raw[: self.max_head]
+        if _BAD_IN_HEAD.search(judged) is not None:
             return self._fail(400, "bad_request", "the request head holds control characters")
-        feeds, returns, pairs = raw.count(b"\n"), raw.count(b"\r"), raw.count(b"\r\n")
-        if feeds != pairs or returns - raw.endswith(b"\r") > pairs:
+        feeds, returns, pairs = judged.count(b"\n"), judged.count(b"\r"), judged.count(b"\r\n")
+        if feeds != pairs or returns - judged.endswith(b"\r") > pairs:
             return self._fail(400, "bad_request", "lines of the request head must end in CR LF")
         if len(raw) > self.max_head:
             return self._fail(431, "header_too_large", f"the request head is larger than {self.max_head} bytes")
@@ -262,7 +260,7 @@ class RequestReader:
                 head.expect = value.lower()
             elif name == b"connection" and b"close" in value.lower():
                 head.close = True
-        if hosts > 1 or hosts == 0 and head.minor == 1:
+        if hosts > 1 or (hosts == 0 and head.minor == 1):
             self._fail(400, "bad_request", "a request carries exactly one Host header")
             return False
         if codings:

@@ -122,7 +122,7 @@ def url_fault(text: str) -> str | None:
         _host(host, text)
     except ValueError as err:
         return str(err)
-    if "//" in path:
+    if "//" in f"/{path}":
         return f"the path holds // in {text!r}"
     return None
 

@@ -270,7 +270,7 @@ def _read_endpoint(raw: object, path: str, faults: list[Fault], environ: Mapping
     key = ""
     if table.api_key_env:
         try:
-            key = secrets.environment(table.api_key_env, f"{path}.api_key_env", environ)
+            key = secrets.read_environment(table.api_key_env, f"{path}.api_key_env", environ)
         except Invalid as err:
             faults.append(Fault(f"{path}.api_key_env", err.message.removeprefix(f"{path}.api_key_env: ")))
         if any(not " " <= c <= "~" for c in key):

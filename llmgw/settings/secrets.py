@@ -44,11 +44,11 @@ def resolve(reference: str, path: str, environ: Mapping[str, str] | None = None)
         raise Invalid(f"{path}: {reason}", param=path)
     kind, _, rest = reference.partition(":")
     if kind == "env":
-        return environment(rest, path, environ)
+        return read_environment(rest, path, environ)
     return read_secret_file(Path(rest), path)
 
 
-def environment(name: str, path: str, environ: Mapping[str, str] | None = None) -> str:
+def read_environment(name: str, path: str, environ: Mapping[str, str] | None = None) -> str:
     """The value of an environment variable that the key `path` names. Raises Invalid when it is not set or empty."""
     value = (os.environ if environ is None else environ).get(name)
     if not value:

@@ -1,0 +1,1 @@
+"""Where the rooms meet: each role builds its adapters here and opens the top nursery."""

@@ -16,6 +16,8 @@ from typing import Final, TypeVar
 
 import trio
 
+from llmgw.domain.ports import Disk
+
 T = TypeVar("T")
 
 # trio's clock stands still while the machine is suspended. A sleep is cut into slices, so that after a resume it ends at most
@@ -60,7 +62,7 @@ class RealMachine:
     """This machine. Make one inside `trio.run`, and hand it down."""
 
     def __init__(self) -> None:
-        self.disk: RealDisk = RealDisk()
+        self.disk: Disk = RealDisk()
         self.rng = random.Random(secrets.randbits(128))
         self._threads = trio.CapacityLimiter(WORKER_THREADS_MAX)
 

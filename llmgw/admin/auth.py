@@ -1,0 +1,113 @@
+"""Who calls: bearer tokens against the hashes in the store, and the token of agents. Tokens are never kept, logged or echoed."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import attrs
+
+from llmgw.admin.limits import Limits
+from llmgw.domain.errors import Denied, Overloaded, Unauthenticated
+from llmgw.store import admin_tokens
+from llmgw.store.admin_tokens import AdminToken, Role
+from llmgw.store.connection import Store
+
+FAILURE_WINDOW_S: Final = 60.0
+FAILING_PEERS_MAX: Final = 10_000  # addresses remembered; the oldest are forgotten first
+_RANK: Final = {Role.VIEWER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
+
+
+@attrs.frozen
+class Principal:
+    """The token that a request came with, by name."""
+
+    name: str
+    role: Role
+
+    def may(self, needed: Role) -> bool:
+        return _RANK[self.role] >= _RANK[needed]
+
+    def require(self, needed: Role) -> None:
+        """Raises Denied."""
+        if not self.may(needed):
+            raise Denied(f"token {self.name!r} has the role {self.role.value}; this needs {needed.value}", code="role")
+
+
+class AdminAuth:
+    """The valid tokens. `reload` reads them from the store: at the start, on leading, and after each change of them."""
+
+    def __init__(self, tokens: Iterable[AdminToken] = ()) -> None:
+        self._tokens: tuple[AdminToken, ...] = ()
+        self.replace(tokens)
+
+    def replace(self, tokens: Iterable[AdminToken]) -> None:
+        self._tokens = tuple(token for token in tokens if token.revoked_wall_s is None)
+
+    async def reload(self, store: Store) -> None:
+        self.replace(await admin_tokens.load(store))
+
+    def check(self, headers: Sequence[tuple[bytes, bytes]]) -> Principal:
+        """Raises Unauthenticated. Every hash is compared, each in constant time."""
+        digest = hash_token(bearer(headers))
+        found: AdminToken | None = None
+        for token in self._tokens:
+            if hmac.compare_digest(token.sha256.encode(), digest.encode()):
+                found = token
+        if found is None:
+            raise Unauthenticated("the token is not valid here", code="token_invalid")
+        return Principal(found.name, found.role)
+
+
+class FailureLimit:
+    """Slows down guessing: an address that failed too often within a minute is told to wait. Right tokens never come here."""
+
+    def __init__(self, now_s: Callable[[], float], limits: Limits) -> None:
+        self._now_s = now_s
+        self._max = limits.failures_max
+        self._failures: dict[str, deque[float]] = {}
+
+    def failed(self, peer: str) -> None:
+        """Counts one failure. Raises Overloaded when there were too many."""
+        now_s = self._now_s()
+        if peer not in self._failures and len(self._failures) >= FAILING_PEERS_MAX:
+            del self._failures[next(iter(self._failures))]
+        times = self._failures.setdefault(peer, deque(maxlen=self._max + 1))
+        while times and now_s - times[0] > FAILURE_WINDOW_S:
+            times.popleft()
+        times.append(now_s)
+        if len(times) > self._max:
+            raise Overloaded(
+                "too many requests with a wrong token from this address",
+                retry_after_s=max(1.0, FAILURE_WINDOW_S - (now_s - times[0])),
+                code="too_many_failures",
+            )
+
+
+def bearer(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The token of the one Authorization header, as bytes: it may be anything. Raises Unauthenticated."""
+    values = [value.strip() for name, value in headers if name.lower() == b"authorization"]
+    if not values:
+        raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN", code="token_missing")
+    scheme, _, token = values[0].partition(b" ")
+    token = token.strip()
+    if len(values) > 1 or scheme.lower() != b"bearer" or not token:
+        raise Unauthenticated("one Authorization header is expected, in the form: Bearer TOKEN", code="token_malformed")
+    return token
+
+
+def hash_token(token: bytes | str) -> str:
+    """What is kept of a token: the SHA-256 of its bytes, in hex."""
+    return hashlib.sha256(token if isinstance(token, bytes) else token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def is_token(headers: Sequence[tuple[bytes, bytes]], expected: str) -> bool:
+    """Does the request carry exactly this token? An empty `expected` is carried by nobody."""
+    try:
+        found = bearer(headers)
+    except Unauthenticated:
+        return False
+    return bool(expected) and hmac.compare_digest(hash_token(found), hash_token(expected))

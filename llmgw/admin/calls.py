@@ -1,0 +1,167 @@
+"""One request as a handler sees it, and the routes' table: who may call, what is documented, how a repeat is answered.
+
+A handler gets a `Call` and returns a `Reply`; it knows nothing of the web framework.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from llmgw.admin import json_body
+from llmgw.admin.auth import Principal
+from llmgw.domain.errors import Invalid, PreconditionRequired
+from llmgw.store.admin_tokens import Role
+from llmgw.store.audit import Origin
+from llmgw.store.idempotency import KEY_BYTES_MAX
+
+PAGE_MAX: Final = 10_000  # of one page of a list: a fleet's replicas fit, an answer stays below 10 MB
+_KEY: Final = re.compile(r"[!-~]+\Z")
+_ETAG: Final = re.compile(r'(?:W/)?"?([0-9]{1,18})"?\Z')
+
+
+@attrs.frozen
+class Reply:
+    """`data` is the JSON body, None for none. `stream` replaces it by pieces of `content_type` as they come."""
+
+    data: Any = None
+    status: int = 200
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+    stream: Callable[[], AsyncIterator[bytes]] | None = None
+    content_type: str = "application/json"
+    text: str | None = None
+
+
+@attrs.frozen
+class Call:
+    """`query` holds the last value of each parameter; `body` the bytes as they came; `headers` lower-case names."""
+
+    principal: Principal
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    peer: str
+    at_wall_s: float
+    request_id: str
+
+    @property
+    def origin(self) -> Origin:
+        """For the audit."""
+        return Origin(self.principal.name, self.peer, self.at_wall_s)
+
+    @property
+    def key(self) -> str | None:
+        """The idempotency key, made this token's own. Raises Invalid."""
+        given = self.headers.get("idempotency-key")
+        if given is None:
+            return None
+        if len(given) > KEY_BYTES_MAX or _KEY.match(given) is None:
+            raise Invalid(f"an Idempotency-Key is 1 to {KEY_BYTES_MAX} printable characters without spaces", param="Idempotency-Key")
+        return f"{self.principal.name}:{given}"
+
+    def table(self, allowed: Sequence[str] | None = None, *, optional: bool = False) -> dict[str, Any]:
+        """The body as an object; with `allowed`, unknown keys are refused. Raises Invalid."""
+        if optional and not self.body.strip():
+            return {}
+        table = json_body.parse_table(self.body)
+        if allowed is not None:
+            for key in table:
+                if key not in allowed:
+                    raise Invalid(f"unknown key {key[:100]!r}; known: {', '.join(allowed)}", param=key[:100])
+        return table
+
+    def integer(self, name: str, default: int, low: int, high: int) -> int:
+        """A number from the query. Raises Invalid."""
+        text = self.query.get(name)
+        if text is None:
+            return default
+        if re.match(r"-?[0-9]{1,18}\Z", text) is None or not low <= int(text) <= high:
+            raise Invalid(f"{name} is a number from {low} to {high}, not {text[:40]!r}", param=name)
+        return int(text)
+
+    def expected_revision(self, current: int) -> int | None:
+        """The revision that an edit began from: 0 for "there must be none", None for any that is there; `current` 0: none.
+
+        Raises PreconditionRequired where the request names none.
+        """
+        none_match, match = self.headers.get("if-none-match"), self.headers.get("if-match")
+        if none_match is not None and none_match.strip() == "*":
+            return 0
+        if match is None:
+            raise PreconditionRequired(
+                'an edit names the revision it began from: If-Match: "REVISION" (or If-None-Match: * to create)', param="If-Match"
+            )
+        if match.strip() == "*":
+            return None if current else -1
+        given = [found[1] for part in match.split(",") if (found := _ETAG.match(part.strip()))]
+        if str(current) in given:
+            return current
+        return int(given[0]) if given and int(given[0]) else -1
+
+
+def page(call: Call, name: str, rows: Sequence[dict[str, Any]], key: str) -> Reply:
+    """`rows`, sorted by the text at `key`, from the cursor on. `next` is the cursor of the next page, or None."""
+    limit = call.integer("limit", PAGE_MAX, 1, PAGE_MAX)
+    after = _cursor(call.query.get("cursor"))
+    rest = [row for row in rows if after is None or str(row[key]) > after]
+    cut = rest[:limit]
+    more = len(rest) > limit
+    return Reply({name: cut, "next": _token(str(cut[-1][key])) if more else None})
+
+
+def _token(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _cursor(token: str | None) -> str | None:
+    if not token:
+        return None
+    try:
+        return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+    except ValueError as err:
+        raise Invalid("this cursor was not given out here", param="cursor") from err
+
+
+Handler = Callable[..., Awaitable[Reply]]
+
+
+@attrs.frozen
+class Route:
+    """`rule` in the web framework's notation. `role` None: open to everybody. `body` names the parts of a body, for the document.
+
+    `repeatable` False: an order, which an Idempotency-Key may stand for; a repeat is answered without being carried out again.
+    """
+
+    method: str
+    rule: str
+    handler: Handler
+    summary: str
+    role: Role | None = Role.VIEWER
+    body: Mapping[str, str] = attrs.field(factory=dict)
+    query: Mapping[str, str] = attrs.field(factory=dict)
+
+    @property
+    def is_order(self) -> bool:
+        return self.method not in ("GET", "HEAD")
+
+
+def kept_answer(reply: Reply) -> dict[str, Any]:
+    """What of an answer is kept for a repeat."""
+    return {"status": reply.status, "headers": dict(reply.headers), "data": reply.data}
+
+
+def given_again(kept: Mapping[str, Any]) -> Reply:
+    return Reply(kept["data"], kept["status"], {**kept["headers"], "Idempotency-Replayed": "true"})
+
+
+def request_text(call: Call) -> str:
+    """What an idempotency key stands for: the same key for anything else is refused."""
+    body: Any = call.body.decode("utf-8", "replace")
+    return json.dumps([call.method, call.path, body, call.headers.get("if-match"), call.headers.get("if-none-match")])

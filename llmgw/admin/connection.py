@@ -1,0 +1,212 @@
+"""One client connection of the admin port: Hypercorn's HTTP/1.1 and WebSocket, with what we want of a connection around them.
+
+Here stand the answers to what was found by running the stack: no HTTP/2 by the back door, an error that the parser finds is
+JSON like any other, a peer that stops reading is let go, an answer is not lost because the client is still sending, and a
+draining server says so. It knows no route.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from io import BytesIO, StringIO
+from typing import Any, Final, cast
+
+import h11
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.events import Response
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.ws_stream import WebsocketBuffer, WSStream
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.worker_context import TrioSingleTask, WorkerContext
+from hypercorn.typing import AppWrapper, ConnectionState
+from hypercorn.utils import parse_socket_addr
+from wsproto.events import Message, TextMessage
+
+from llmgw.admin.errors import error_body
+from llmgw.admin.limits import Limits
+
+Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
+
+READ_BYTES: Final = 65_536  # of one read: as much as a socket usually has
+# What h11 may hold of an unfinished head. Far above the limit that we apply ourselves, so that it is ours that decides and the
+# same request does not pass or fail by how it was cut into segments.
+HEAD_BYTES_UNFINISHED_MAX: Final = 262_144
+_PARSER_SAYS: Final = {
+    400: ("malformed_request", "this is not a valid HTTP/1.1 request"),
+    431: ("header_too_large", "the request's headers are too large"),
+    501: ("not_implemented", "this transfer encoding is not supported; use chunked or Content-Length"),
+}
+
+
+class Http1(H11Protocol):
+    """Hypercorn's protocol with our refusals and errors."""
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        if isinstance(event, Response) and event.status_code >= 200 and self.context.terminated.is_set():
+            event = Response(event.stream_id, [*event.headers, (b"connection", b"close")], event.status_code)
+        await super().stream_send(event)
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """HTTP/2 is not spoken here: an upgrade to it is passed over (RFC 9110, 7.8), its preface is refused as a request."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        await super()._create_stream(request)
+        if isinstance(self.stream, WSStream):
+            self.stream.buffer = _BoundedBuffer(self.config.websocket_max_message_size)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        code, message = _PARSER_SAYS.get(status_code, _PARSER_SAYS[400])
+        body = json.dumps(error_body("invalid", code, message)).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+            *self.config.response_headers("h11"),
+        ]
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+
+
+class _BoundedBuffer(WebsocketBuffer):
+    """Keeps one byte above the limit and drops the rest: who decodes the message finds it too large and says so to the peer."""
+
+    def extend(self, event: Message) -> None:
+        if self.value is None:
+            self.value = StringIO() if isinstance(event, TextMessage) else BytesIO()
+        self.length += cast(Any, self.value).write(event.data[: max(0, self.max_length + 1 - self.length)])
+
+
+class Connection:
+    """Serves one accepted stream from its first byte to its last. `run` never raises for what a client does."""
+
+    def __init__(self, app: AppWrapper, config: Config, context: WorkerContext, limits: Limits, stream: Stream) -> None:
+        self._app = app
+        self._config = config
+        self._context = context
+        self._limits = limits
+        self._stream = stream
+        self._protocol: Http1
+        self._tasks: TaskGroup
+        self._idle = TrioSingleTask()
+        self._send_turn = trio.Lock()
+        self._closing = False
+        self._ended = trio.Event()  # nothing more comes from the client
+
+    async def run(self) -> None:
+        try:
+            transport = await self._handshake()
+            if transport is None:
+                return
+            client = parse_socket_addr(transport.family, transport.getpeername())
+            server = parse_socket_addr(transport.family, transport.getsockname())
+            async with TaskGroup() as self._tasks:
+                self._protocol = Http1(
+                    self._app,
+                    self._config,
+                    cast(Any, self._context),
+                    self._tasks,
+                    ConnectionState(cast(Any, {})),
+                    isinstance(self._stream, trio.SSLStream),
+                    client,
+                    server,
+                    self._take,
+                )
+                await self._idle.restart(self._tasks, self._close_when_idle)
+                await self._read_all()
+        except* OSError:
+            pass  # the peer went away between two of our steps
+        finally:
+            await trio.aclose_forcefully(self._stream)
+
+    async def _handshake(self) -> trio.socket.SocketType | None:
+        if not isinstance(self._stream, trio.SSLStream):
+            return self._stream.socket
+        try:
+            with trio.fail_after(self._limits.handshake_s):
+                await self._stream.do_handshake()
+        except (trio.BrokenResourceError, trio.TooSlowError):
+            return None
+        return self._stream.transport_stream.socket
+
+    async def _take(self, event: Event) -> None:
+        """What the protocol wants of the connection: bytes out, an end, or the idle timer."""
+        if isinstance(event, RawData):
+            await self._send(event.data)
+        elif isinstance(event, Closed):
+            await self._close()
+            await self._protocol.handle(Closed())
+        elif isinstance(event, Updated):
+            if event.idle:
+                await self._idle.restart(self._tasks, self._close_when_idle)
+            else:
+                await self._idle.stop()
+
+    async def _send(self, data: bytes) -> None:
+        """Shielded, so that half a frame never goes out, and bounded, so that a peer who does not read cannot hold us."""
+        async with self._send_turn:
+            try:
+                with trio.move_on_after(self._limits.send_stall_s, shield=True) as scope:
+                    await self._stream.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                await self._protocol.handle(Closed())
+                return
+        if scope.cancelled_caught:
+            await trio.aclose_forcefully(self._stream)
+            await self._protocol.handle(Closed())
+
+    async def _read_all(self) -> None:
+        while True:
+            try:
+                data = await self._stream.receive_some(READ_BYTES)
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                break
+            if self._closing:  # our answer is out and the end announced: what still comes is of no interest
+                if not data:
+                    break
+                continue
+            await self._protocol.handle(RawData(bytes(data)))
+            if not data:
+                break
+        self._ended.set()
+        await self._protocol.handle(Closed())
+
+    async def _close(self) -> None:
+        """Says that nothing more comes from us, and lets the client finish: closing at once would reset what it has not read."""
+        if self._closing:
+            return
+        self._closing = True
+        if isinstance(self._stream, trio.SocketStream):
+            try:
+                await self._stream.send_eof()
+            except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+                pass  # it is gone already
+        self._tasks.spawn(self._linger)
+
+    async def _linger(self) -> None:
+        with trio.move_on_after(self._limits.linger_s):
+            await self._ended.wait()
+        await trio.aclose_forcefully(self._stream)
+
+    async def _close_when_idle(self) -> None:
+        with trio.move_on_after(self._config.keep_alive_timeout):
+            await self._context.terminated.wait()
+        await self._protocol.handle(Closed())
+        await trio.aclose_forcefully(self._stream)
+
+
+def hypercorn_config(limits: Limits, message_bytes_max: int) -> Config:
+    """Every default that matters set on purpose; nothing is logged by Hypercorn itself."""
+    config = Config()
+    config.accesslog = None
+    config.errorlog = None
+    config.include_server_header = False
+    config.h11_max_incomplete_size = HEAD_BYTES_UNFINISHED_MAX
+    config.keep_alive_timeout = cast(Any, limits.keep_alive_s)
+    config.keep_alive_max_requests = cast(Any, math.inf)
+    config.websocket_max_message_size = message_bytes_max
+    return config

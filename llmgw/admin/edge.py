@@ -1,0 +1,113 @@
+"""The first look at every request of the admin port, before any framework: what is refused whatever the route.
+
+Holds the agents' sessions apart from the rest, keeps a crash of ours from reaching a client as anything but an error, and
+knows when the server drains.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import structlog
+import trio
+
+from llmgw.admin.errors import error_body
+from llmgw.admin.limits import Limits
+from llmgw.protocol.websocket import SESSION_PATH
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+HEADER_OVERHEAD: Final = 4  # ": " and the line's end, as they came over the wire
+LINE_OVERHEAD: Final = 12  # two spaces, HTTP/1.1 and the line's end
+log = structlog.get_logger("llmgw.admin")
+
+
+class AdminApp:
+    """The whole admin port as one ASGI application. `http` answers requests, `agents` serves the sessions' path."""
+
+    def __init__(self, http: App, agents: App, draining: trio.Event, limits: Limits) -> None:
+        self._http = http
+        self._agents = agents
+        self.draining = draining
+        self.limits = limits
+
+    def drain(self) -> None:
+        """Begin to end: streams say goodbye, idle connections close. May be called twice."""
+        self.draining.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return
+        began = False
+
+        async def watched_send(message: dict[str, Any]) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            await self._serve(scope, receive, watched_send)
+        except Exception as err:  # the last line: a client sees an error of ours, and the log sees the cause
+            log.error("a request of the admin port crashed", path=scope.get("path"), exc_info=err)
+            if not began:
+                message = "something went wrong on this control plane; its log says what"
+                await answer(scope, receive, send, 500, error_body("broken", "broken", message))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = refusal(scope, self.limits.head_bytes)
+        if refused is not None:
+            status, code, message = refused
+            await answer(scope, receive, send, status, error_body("invalid", code, message))
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["path"] == SESSION_PATH:
+            await self._agents(scope, receive, send)
+        else:
+            body = error_body("not_found", "not_found", f"no WebSocket is offered here; agents use {SESSION_PATH}")
+            await answer(scope, receive, send, 404, body)
+
+
+def refusal(scope: Scope, head_bytes_max: int) -> tuple[int, str, str] | None:
+    """(status, code, message) for a request that no route is asked about, or None."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    line = len(scope.get("method", "GET")) + len(scope["raw_path"]) + len(scope["query_string"]) + LINE_OVERHEAD
+    if line + sum(len(name) + len(value) + HEADER_OVERHEAD for name, value in headers) > head_bytes_max:
+        return 431, "header_too_large", f"the request line and headers are over {head_bytes_max} bytes"
+    if scope["http_version"] not in ("1.0", "1.1"):
+        return 400, "http_version", "only HTTP/1.1 is spoken on this port"
+    names = [name.lower() for name, _ in headers]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        # whoever stands in front of us may believe the other of the two: the rest of the connection would be misread
+        return 400, "two_framings", "a request has Transfer-Encoding or Content-Length, not both"
+    if not scope["raw_path"].startswith(b"/"):
+        return 400, "malformed_request", "the request's target is a path that begins with /"
+    return None
+
+
+async def answer(
+    scope: Scope, receive: Receive, send: Send, status: int, body: dict[str, Any], extra: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    """A whole answer, and the end of the connection. What the client still sends is taken and dropped meanwhile."""
+    data = json.dumps(body).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(data)).encode()),
+        (b"connection", b"close"),
+        *(extra or []),
+    ]
+    kind = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_drop, receive)
+        await send({"type": f"{kind}.start", "status": status, "headers": headers})
+        await send({"type": f"{kind}.body", "body": data, "more_body": False})
+        nursery.cancel_scope.cancel()
+
+
+async def _drop(receive: Receive) -> None:
+    while (await receive())["type"] not in ("http.disconnect", "websocket.disconnect"):
+        pass

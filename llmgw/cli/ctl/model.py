@@ -1,0 +1,159 @@
+"""`ctl model`: what clients name. Tables are checked here before they are sent, so that a fault is told with its path at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmgw.cli.ctl.client import segment
+from llmgw.cli.ctl.output import Ctl, details, items, key, shared, table, text
+from llmgw.domain.errors import Fault, Invalid
+
+
+@click.group()
+def model() -> None:
+    """Models: what clients name."""
+
+
+@model.command("list")
+@shared
+def list_models(ctl: Ctl) -> None:
+    """Every model with its replicas."""
+    body = ctl.listing("models")
+    ctl.print(body, lambda: table(body["models"], _COLUMNS, "no models: `llmgw ctl model apply -f FILE` adds some"))
+
+
+_COLUMNS = (
+    ("MODEL", key("name")),
+    ("READY", lambda row: f"{row.get('ready', 0)}/{row.get('replicas_wanted', 0)}"),
+    ("STATE", key("state")),
+    ("KIND", key("kind")),
+    ("PROFILE", key("profile")),
+    ("ALIASES", key("aliases")),
+    ("REASON", key("reason")),
+)
+
+
+@model.command()
+@click.argument("name")
+@shared
+def show(ctl: Ctl, name: str) -> None:
+    """One model: what was asked for and what is."""
+    body = ctl.client.get(f"models/{segment(name)}").body
+    ctl.print(body, lambda: details(body))
+
+
+@model.command()
+@click.option(
+    "--file",
+    "-f",
+    type=click.Path(path_type=Path, allow_dash=True),
+    required=True,
+    help="A file of [[model]] tables; - for standard input.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would change and write nothing.")
+@shared
+def apply(ctl: Ctl, file: Path, dry_run: bool) -> None:
+    """Create or change the models that FILE names; others stay as they are."""
+    tables = read_models_file(file)
+    answer = ctl.client.send("POST", "models:apply", {"models": tables, "dry_run": dry_run})
+    body = answer.body
+
+    def lines() -> list[str]:
+        found = []
+        for change in items(body, "changes"):
+            would = "would be " if dry_run and change.get("change") != "unchanged" else ""
+            found.append(f"model {change.get('model')}: {would}{change.get('change')}")
+            found += [f"  {_difference(part)}" for part in change.get("diff") or ()]
+        if dry_run:
+            found.append("dry run: nothing was written")
+        elif body.get("revision") is not None:
+            found.append(f"revision {body['revision']}")
+        return found
+
+    ctl.print(body, lines)
+
+
+def _difference(part: object) -> str:
+    if isinstance(part, dict):
+        path = part.get("path", part.get("field", ""))
+        before, after = (
+            text(part.get(name)) or "-" for name in (("old" if "old" in part else "before"), ("new" if "new" in part else "after"))
+        )
+        return f"{path}: {before} -> {after}"
+    return str(part)
+
+
+def read_models_file(file: Path) -> list[dict[str, Any]]:
+    """The `[[model]]` tables of a file, checked. Raises Invalid with every fault."""
+    from llmgw.settings.load import FILE_BYTES_MAX, parse_toml
+    from llmgw.settings.objects import read_models
+
+    source = "standard input" if str(file) == "-" else str(file)
+    try:
+        if str(file) == "-":
+            data = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
+        else:
+            with file.open("rb") as stream:
+                data = stream.read(FILE_BYTES_MAX + 1)
+    except OSError as err:
+        raise Invalid(f"{source} cannot be read: {err.strerror or err}") from err
+    if len(data) > FILE_BYTES_MAX:
+        raise Invalid(f"{source} is larger than {FILE_BYTES_MAX} bytes")
+    try:
+        raw = parse_toml(data.decode("utf-8"), source)
+    except UnicodeDecodeError as err:
+        raise Invalid(f"{source} is not UTF-8 text") from err
+    faults = [Fault(name, "only [[model]] tables are applied") for name in raw if name != "model"]
+    if not raw.get("model"):
+        faults.append(Fault("model", "there is no [[model]] table"))
+    read_models(raw.get("model"), "model", faults)
+    if faults:
+        raise Invalid.of(f"{source} is not valid", tuple(faults))
+    tables = raw["model"]
+    assert isinstance(tables, list)
+    return tables
+
+
+@model.command()
+@click.argument("name")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@shared
+def rm(ctl: Ctl, name: str, yes: bool) -> None:
+    """Remove a model: its endpoints are withdrawn, then its replicas are drained and stopped."""
+    path = f"models/{segment(name)}"
+    before = ctl.client.get(path)
+    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
+        click.confirm(f"Remove model {name} and stop its replicas?", abort=True)
+    headers = {"If-Match": before.etag} if before.etag else {}
+    ctl.changed(ctl.client.send("DELETE", path, headers=headers), f"model {name}: removed")
+
+
+@model.command()
+@click.argument("name")
+@click.argument("count", type=click.IntRange(0))
+@shared
+def scale(ctl: Ctl, name: str, count: int) -> None:
+    """Run COUNT replicas of a model."""
+    answer = ctl.client.send("POST", f"models/{segment(name)}/scale", {"count": count})
+    ctl.changed(answer, f"model {name}: {count} {'replica' if count == 1 else 'replicas'} wanted")
+
+
+@model.command()
+@click.argument("name")
+@click.argument("profile")
+@shared
+def engine(ctl: Ctl, name: str, profile: str) -> None:
+    """Choose the PROFILE that serves a model; kept over restarts and fail-overs."""
+    ctl.changed(ctl.client.send("POST", f"models/{segment(name)}/engine", {"profile": profile}), f"model {name}: profile {profile} chosen")
+
+
+@model.command()
+@click.argument("name")
+@shared
+def restart(ctl: Ctl, name: str) -> None:
+    """Restart a model's replicas, and try anew where its starts had failed."""
+    ctl.changed(ctl.client.send("POST", f"models/{segment(name)}/restart", {}), f"model {name}: restart asked for")

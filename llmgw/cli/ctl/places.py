@@ -1,0 +1,188 @@
+"""Which control plane ctl talks to and with which token: flags, environment, files. A token goes only to the server it was kept for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from llmgw.domain.errors import Invalid, Unauthenticated, Unavailable
+from llmgw.settings.address import is_loopback, parse_listen, url_fault
+
+DEFAULT_SERVER: Final = "http://127.0.0.1:8081"  # [server] admin_listen's default
+TOKEN_VARIABLE: Final = "LLMGW_TOKEN"
+LOOK_S: Final = 0.5  # a listener on loopback takes a connection at once; a frozen one must not hold up the search
+
+
+@attrs.frozen
+class Target:
+    """`server` has no trailing slash. `ca` is a file of certificates, "" for the system's."""
+
+    server: str
+    token: str = attrs.field(repr=False)
+    ca: str = ""
+
+
+@attrs.frozen
+class Places:
+    """Where things are looked for; a test has its own."""
+
+    user_file: Path
+    dev_file: Path
+    machine_file: Path = Path("/etc/llmgw/llmgw.toml")
+    machine_dir: Path = Path("/var/lib/llmgw")
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Places:
+        home = Path(environ.get("HOME") or "/")
+        return cls(
+            user_file=_base(environ, "XDG_CONFIG_HOME", home / ".config") / "llmgw" / "ctl.toml",
+            dev_file=_base(environ, "XDG_STATE_HOME", home / ".local" / "state") / "llmgw" / "dev" / "ctl.toml",
+        )
+
+
+@attrs.frozen
+class _Kept:
+    """What a ctl.toml holds."""
+
+    server: str = ""
+    token: str = attrs.field(default="", repr=False)
+    ca: str = ""
+
+
+def find(asked: str, environ: Mapping[str, str] | None = None, places: Places | None = None) -> Target:
+    """The server and token to use; `asked` is `--server`, "" for none.
+
+    Raises Invalid for a bad address or file, Unauthenticated when no token is known, Unavailable when nothing runs here.
+    """
+    environ = os.environ if environ is None else environ
+    places = places or Places.of(environ)
+    if asked and (reason := url_fault(asked)) is not None:
+        raise Invalid(f"--server: {reason}")
+    token = environ.get(TOKEN_VARIABLE, "").strip()
+    user = _read_kept(places.user_file)
+    user_server = user.server or (DEFAULT_SERVER if user.token else "")
+    server = asked or user_server
+    ca = user.ca if user_server and _same(server, user_server) else ""
+    if server and not token and user_server and _same(server, user_server):
+        token = user.token
+    if server and token:
+        return Target(server.rstrip("/"), token, ca)
+    if not server or _host_is_loopback(server):
+        return _on_this_machine(server, token, ca, places)
+    raise _no_token(server, places, "")
+
+
+def _on_this_machine(server: str, token: str, ca: str, places: Places) -> Target:
+    dev = _read_kept(places.dev_file)
+    if dev.server and (not server or _same(server, dev.server)) and _answers(dev.server):
+        return Target(dev.server.rstrip("/"), token or dev.token, ca)
+    machine_server, file = _machine(places)
+    server = server or machine_server
+    if token:
+        return Target(server.rstrip("/"), token, ca)
+    note = ""
+    try:
+        kept = file.read_text(encoding="utf-8").strip()
+        if kept and _same(server, machine_server):
+            return Target(server.rstrip("/"), kept, ca)
+    except PermissionError:
+        note = f"; {file} holds one, which this user may not read"
+    except (OSError, UnicodeDecodeError):
+        pass
+    if not _answers(server):
+        raise Unavailable(f"nothing answers at {server}: is a control plane running here? Another one is named by --server")
+    raise _no_token(server, places, note)
+
+
+def _no_token(server: str, places: Places, note: str) -> Unauthenticated:
+    return Unauthenticated(
+        f"no token for {server}: set {TOKEN_VARIABLE}, or put server and token into {places.user_file}{note}", code="no_token"
+    )
+
+
+def _machine(places: Places) -> tuple[str, Path]:
+    """This machine's control plane as its file has it: its address, and the file of its admin token."""
+    listen, data_dir = "", str(places.machine_dir)
+    try:
+        table = tomllib.loads(places.machine_file.read_text(encoding="utf-8")).get("server")
+    except (OSError, ValueError):
+        table = None
+    if isinstance(table, dict):
+        listen = table["admin_listen"] if isinstance(table.get("admin_listen"), str) else ""
+        data_dir = table["data_dir"] if isinstance(table.get("data_dir"), str) else data_dir
+    return _reachable(listen), Path(data_dir) / "admin-token"
+
+
+def _reachable(listen: str) -> str:
+    """The address to dial for one that is listened on: every address of a machine includes loopback."""
+    try:
+        where = parse_listen(listen) if listen else None
+    except ValueError:
+        where = None
+    if where is None:
+        return DEFAULT_SERVER
+    text = str(where)
+    for everywhere, here in (("0.0.0.0:", "127.0.0.1:"), ("[::]:", "[::1]:")):
+        text = here + text.removeprefix(everywhere) if text.startswith(everywhere) else text
+    return f"http://{text}"
+
+
+def _read_kept(file: Path) -> _Kept:
+    """A ctl.toml, or nothing when there is none. Raises Invalid for one that cannot be understood."""
+    try:
+        table: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return _Kept()
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
+        raise Invalid(f"{file} cannot be used: {err}") from err
+    for key in ("server", "token", "ca"):
+        if not isinstance(table.get(key, ""), str):
+            raise Invalid(f"{file}: {key}: expected str")
+    server = table.get("server", "")
+    if server and (reason := url_fault(server)) is not None:
+        raise Invalid(f"{file}: server: {reason}")
+    return _Kept(server, table.get("token", ""), table.get("ca", ""))
+
+
+def split_url(server: str) -> tuple[str, str, int, str]:
+    """(scheme, host, port, path without trailing slash) of an address that `url_fault` has passed."""
+    scheme, _, rest = server.partition("://")
+    authority, slash, path = rest.partition("/")
+    host, port = authority, 443 if scheme == "https" else 80
+    if ":" in authority and not authority.endswith("]"):
+        host, _, digits = authority.rpartition(":")
+        port = int(digits)
+    return scheme, host.strip("[]"), port, (slash + path).rstrip("/")
+
+
+def _same(one: str, other: str) -> bool:
+    def normal(server: str) -> tuple[str, str, int, str]:
+        scheme, host, port, path = split_url(server)
+        return scheme, "localhost" if is_loopback(host) else host.lower(), port, path
+
+    return normal(one) == normal(other)
+
+
+def _host_is_loopback(server: str) -> bool:
+    return is_loopback(split_url(server)[1])
+
+
+def _answers(server: str) -> bool:
+    """Does anything take a connection there? Asked of loopback addresses only."""
+    _, host, port, _ = split_url(server)
+    try:
+        socket.create_connection((host, port), timeout=LOOK_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _base(environ: Mapping[str, str], variable: str, usual: Path) -> Path:
+    given = environ.get(variable, "")
+    return Path(given) if given.startswith("/") else usual

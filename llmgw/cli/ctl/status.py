@@ -1,0 +1,106 @@
+"""`ctl status`: the truth at three in the morning. `--check` is one line and an exit code for a monitor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from llmgw.cli.ctl.output import Ctl, echo, json_text, key, shared, table, text
+from llmgw.cli.text import one_line
+from llmgw.domain.errors import EXIT_OK, EXIT_UNWELL
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="One line; exit 0 when all is well, 7 when something needs a person.")
+@shared
+def status(ctl: Ctl, check: bool) -> int:
+    """Who leads, what is ready, what is wrong."""
+    found = ctl.client.get("status").body
+    if check:
+        return _check(ctl, found)
+    ctl.print(found, lambda: status_lines(found))
+    return EXIT_OK
+
+
+def _check(ctl: Ctl, found: Mapping[str, Any]) -> int:
+    problems = [one_line(str(problem)) for problem in found.get("problems") or ()]
+    if ctl.output == "json":
+        echo(json_text({"ok": not problems, "problems": problems}), steered=False)
+    elif problems:
+        echo(f"not well: {'; '.join(problems)}")
+    else:
+        models = found.get("models") or []
+        echo(f"ok: {len(models)} {'model' if len(models) == 1 else 'models'}, led by {_leader(found)}")
+    return EXIT_UNWELL if problems else EXIT_OK
+
+
+def status_lines(found: Mapping[str, Any]) -> list[str]:
+    """The whole picture, what is wrong last, where a person looks."""
+    store, router = _map(found.get("store")), _map(found.get("router"))
+    replicas = _map(found.get("replicas"))
+    facts = [
+        ("cluster", text(found.get("cluster_id"))),
+        ("leader", _leader(found)),
+        ("build", text(found.get("build"))),
+        ("store", ", ".join(part for part in (text(store.get("mode")), _labelled("durability", store.get("durability"))) if part)),
+        ("router", _router(router)),
+        ("replicas", ", ".join(f"{count} {state}" for state, count in replicas.items() if count) or "none"),
+    ]
+    wide = max(len(name) for name, _ in facts)
+    lines = [f"{name:<{wide}}  {one_line(value)}" for name, value in facts if value]
+    lines += ["", *table(found.get("models") or [], _MODELS, "no models")]
+    lines += ["", *table(found.get("nodes") or [], _NODES, "no nodes")]
+    problems = found.get("problems") or []
+    lines.append("")
+    lines += ["problems:", *(f"  - {one_line(str(problem))}" for problem in problems)] if problems else ["no problems"]
+    return lines
+
+
+_MODELS = (
+    ("MODEL", key("name")),
+    ("READY", lambda row: f"{row.get('ready', 0)}/{row.get('replicas_wanted', 0)}"),
+    ("STATE", key("state")),
+    ("REASON", key("reason")),
+)
+_NODES = (
+    ("NODE", key("name")),
+    ("STATE", lambda row: ",".join([str(row.get("state", "")), *(flag for flag in ("cordoned", "draining") if row.get(flag))])),
+    ("FACILITY", key("facility")),
+    ("REPLICAS", key("replicas")),
+    ("BUILD", key("build")),
+)
+
+
+def _leader(found: Mapping[str, Any]) -> str:
+    leader = _map(found.get("leader"))
+    holder = text(leader.get("holder") or leader.get("owner"))
+    if not holder:
+        return "nobody is known to lead"
+    notes = [f"epoch {leader['epoch']}"] if leader.get("epoch") is not None else []
+    if leader.get("power"):
+        notes.append(text(leader["power"]))
+    if leader.get("is_me") is False:
+        notes.append("asked of a standby")
+    return f"{holder} ({', '.join(notes)})" if notes else holder
+
+
+def _router(router: Mapping[str, Any]) -> str:
+    if not router:
+        return ""
+    kind = "embedded" if router.get("embedded") else "separate"
+    parts = [kind, _labelled("generation", router.get("generation"))]
+    endpoints = router.get("endpoints")
+    if endpoints is not None:
+        count = len(endpoints) if isinstance(endpoints, list) else endpoints
+        parts.append(f"{count} {'endpoint' if count == 1 else 'endpoints'}")
+    return ", ".join(part for part in parts if part)
+
+
+def _labelled(label: str, value: object) -> str:
+    return f"{label} {text(value)}" if text(value) else ""
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,189 @@
+"""Opens the public port, takes connections and gives each its task. Owns the one nursery of the data path.
+
+Listening sockets carry a TCP user timeout, which accepted ones inherit: a peer that vanished without a word is dropped by the
+kernel, whatever waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterable
+from typing import Final
+
+import trio
+
+from llmgw.domain.errors import Conflict, Invalid, Unavailable
+from llmgw.router.proxy import Connection
+from llmgw.router.router import Router
+from llmgw.router.sweeper import Swept, sweep_forever
+from llmgw.settings.address import TcpAddress, UnixAddress, parse_listen
+
+BACKLOG: Final = 4096  # chosen: a burst of clients after a restart; the kernel caps it by somaxconn
+ACCEPTS_PER_TURN: Final = 64  # connections taken before those that are open get their turn
+USER_TIMEOUT_MS: Final = 120_000  # chosen: twice a mobile network's worst gap; the kernel drops a peer that is silent for longer
+EMFILE_PAUSE_S: Final = 0.1  # out of descriptors: some will be closed; accepting in a busy loop would not help
+
+
+async def serve(router: Router, listen: str, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+    """Serves until it is cancelled or the router is drained. Reports the real address (`host:port`, `[v6]:port`, `unix:/path`).
+
+    Raises Invalid for an address that is none, Conflict when it is taken, Unavailable when it cannot be opened.
+    """
+    sockets = open_listeners(listen)
+    try:
+        router.loopback = all(_is_loopback(sock) for sock in sockets)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(router.hangups.run)
+            nursery.start_soon(sweep_forever, router.machine, lambda: _swept(router))
+            for sock in sockets:
+                nursery.start_soon(_accept, router, sock, nursery)
+            task_status.started(_shown(sockets[0]))
+            await router.emptied.wait()
+            nursery.cancel_scope.cancel()
+    finally:
+        for sock in sockets:
+            _close(sock)
+        for state in router.states():
+            state.close_idle()
+
+
+def stop_listening(router: Router) -> None:
+    """From here on new connections are refused by the kernel."""
+    for sock in list(router.listening):
+        router.listening.remove(sock)
+        trio.lowlevel.notify_closing(sock)
+        _close(sock)
+
+
+def _swept(router: Router) -> Iterable[Swept]:
+    return [router, *router.connections]
+
+
+async def _accept(router: Router, sock: socket.socket, nursery: trio.Nursery) -> None:
+    router.listening.append(sock)
+    while True:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                accepted, _ = sock.accept()
+            except BlockingIOError:
+                break
+            except OSError as err:
+                if sock.fileno() < 0:
+                    return  # draining
+                if err.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    await router.machine.sleep_until(router.machine.now_s() + EMFILE_PAUSE_S)
+                break  # the client gave up before it was taken
+            accepted.setblocking(False)
+            connection = Connection(router, accepted)
+            router.connections.add(connection)
+            nursery.start_soon(_serve, router, connection)
+        else:
+            await trio.lowlevel.checkpoint()
+            continue
+        try:
+            await trio.lowlevel.wait_readable(sock)
+        except (trio.ClosedResourceError, ValueError):
+            return  # draining
+
+
+async def _serve(router: Router, connection: Connection) -> None:
+    try:
+        await connection.run()
+    finally:
+        router.left(connection)
+
+
+def open_listeners(listen: str) -> list[socket.socket]:
+    """Non-blocking listening sockets for an address. Raises Invalid, Conflict, Unavailable."""
+    try:
+        address = parse_listen(listen)
+    except ValueError as err:
+        raise Invalid(f"router.listen: {err}", param="router.listen") from err
+    if isinstance(address, UnixAddress):
+        return [_unix(address.path)]
+    return _tcp(address)
+
+
+def _tcp(address: TcpAddress) -> list[socket.socket]:
+    try:
+        rows = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as err:
+        raise Unavailable(f"cannot listen on {address}: {err.strerror or err}") from err
+    opened: list[socket.socket] = []
+    try:
+        for family, where in dict.fromkeys((row[0], row[4]) for row in rows):
+            if address.port == 0 and opened:
+                break  # a second family would get another port
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            opened.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if address.host != "::" else 0)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+            sock.bind(where)
+            sock.listen(BACKLOG)
+    except OSError as err:
+        for sock in opened:
+            sock.close()
+        if err.errno == errno.EADDRINUSE:
+            raise Conflict(f"cannot listen on {address}: the port is taken by another program", code="port_taken") from err
+        raise Unavailable(f"cannot listen on {address}: {err.strerror or err}") from err
+    return opened
+
+
+def _unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        _clear_stale(path)
+        sock.bind(path)
+        sock.listen(BACKLOG)
+    except OSError as err:
+        sock.close()
+        if err.errno == errno.EADDRINUSE:
+            raise Conflict(f"cannot listen on unix:{path}: it is taken by another program", code="port_taken") from err
+        raise Unavailable(f"cannot listen on unix:{path}: {err.strerror or err}") from err
+    return sock
+
+
+def _clear_stale(path: str) -> None:
+    """Takes away the socket of a process that is no more; a living one's stays, and so does anything that is no socket."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+    except FileNotFoundError:
+        return
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        if probe.connect_ex(path) == errno.ECONNREFUSED:
+            os.unlink(path)
+    finally:
+        probe.close()
+
+
+def _close(sock: socket.socket) -> None:
+    if sock.fileno() < 0:
+        return
+    with contextlib.suppress(OSError):
+        if sock.family == socket.AF_UNIX:
+            os.unlink(sock.getsockname())
+    sock.close()
+
+
+def _is_loopback(sock: socket.socket) -> bool:
+    if sock.family == socket.AF_UNIX:
+        return True
+    host = sock.getsockname()[0]
+    return bool(host == "::1" or host.startswith("127."))
+
+
+def _shown(sock: socket.socket) -> str:
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,409 @@
+"""The router as others see it: takes endpoints, catalog and policy, tells what it uses, and answers what needs no engine.
+
+Each value is immutable and swapped by one reference; a request takes its references once. Opens no sockets (`listener` does).
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+import trio
+
+from llmgw.domain.endpoint import EndpointList, EndpointUse, ListStamp
+from llmgw.domain.errors import Conflict, Denied, LlmgwError, NotFound, StaleEpoch, Unauthenticated
+from llmgw.domain.ids import EndpointId
+from llmgw.domain.lease import Fence, FencingToken, fence
+from llmgw.domain.model import Catalog
+from llmgw.domain.policy import ApiKey, Policy
+from llmgw.domain.ports import Machine
+from llmgw.router import access_log
+from llmgw.router.families import NOT_OFFERED, ROUTES, Problem, Route, not_offered, problem_of
+from llmgw.router.http1 import Head
+from llmgw.router.keys import Keyring
+from llmgw.router.limits import Parallel
+from llmgw.router.metrics import EndpointFigures, Metrics, render
+from llmgw.router.proxy import Connection, Exchange
+from llmgw.router.retry import RetryBudget
+from llmgw.router.sweeper import Hangups, Kick
+from llmgw.router.table import EMPTY, RoutingTable, Target, build_table
+from llmgw.router.upstreams import EndpointState
+
+_JSON: Final = (b"content-type", b"application/json")
+_CORS_HEADERS: Final = b"authorization, content-type, x-api-key, x-request-id"
+_CORS_AGE_S: Final = b"600"
+_EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, www-authenticate"
+_HEADER_LIST_MAX: Final = 1024  # bytes of Access-Control-Request-Headers that are echoed
+HARD_END_S: Final = 0.5  # between the last word to a client and the end of its connection, when the router stops
+
+Local = tuple[int, list[tuple[bytes, bytes]], bytes]
+
+
+class Router:
+    """One worker's data plane. `listener.serve` opens its port; the ports of `domain.ports` feed it."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        policy: Policy,
+        access_log: Callable[[bytes], None],
+        *,
+        report: Callable[[str], None] | None = None,
+        metrics_token: str = "",
+    ) -> None:
+        """`report` takes a text for the operator when a request fails by our own fault. `metrics_token`: what /metrics asks for off loopback."""
+        self.machine = machine
+        self.policy = policy
+        self.table: RoutingTable = EMPTY
+        self.hangups = Hangups()
+        self.metrics = Metrics()
+        self.parallel = Parallel()
+        self.budget = RetryBudget()
+        self.connections: set[Connection] = set()
+        self.draining = False
+        self.drain_deadline_s = 0.0
+        self.loopback = True
+        self.emptied = trio.Event()
+        self._keyring = Keyring.of(policy)
+        self._states: dict[EndpointId, EndpointState] = {}
+        self._retired: list[EndpointState] = []
+        self._nowhere: EndpointState | None = None
+        self._endpoints = EndpointList()
+        self._catalog: Catalog | None = None
+        self._highest: FencingToken | None = None
+        self._generation = 0
+        self._taken = False
+        self._write_log = access_log
+        self._report = report
+        self._metrics_token = metrics_token
+        self._boot = machine.fresh_hex(6)
+        self._count = 0
+        self._started_wall_s = int(machine.wall_s())
+
+    # --- what is pushed
+
+    def set_endpoints(self, endpoints: EndpointList, stamp: ListStamp) -> None:
+        """From the return on nothing new goes to an endpoint that is gone or has moved; what runs there ends undisturbed.
+
+        Raises StaleEpoch for a lower epoch or another owner of the same one, Conflict for another cluster's list.
+        """
+        verdict = fence(self._highest, stamp.token)
+        highest = self._highest
+        if verdict is Fence.FOREIGN:
+            assert highest is not None
+            raise Conflict(
+                f"the list is of cluster {stamp.token.cluster_id}, this router belongs to {highest.cluster_id}", code="foreign_cluster"
+            )
+        if verdict is Fence.STALE:
+            assert highest is not None
+            raise StaleEpoch(
+                f"the list of epoch {stamp.token.epoch} comes after one of epoch {highest.epoch}", epoch=highest.epoch, owner=highest.owner
+            )
+        if highest is not None and stamp.token == highest and stamp.generation < self._generation:
+            return  # a late one of the same publisher: what it said is said better by now
+        self._highest = stamp.token
+        self._generation = stamp.generation
+        if self._taken and endpoints == self._endpoints:
+            return  # new numbers beside an unchanged list touch no connection
+        self._taken = True
+        self._endpoints = endpoints
+        now_s = self.machine.now_s()
+        wanted = {endpoint.id: endpoint for endpoint in endpoints.endpoints}
+        for known, state in list(self._states.items()):
+            endpoint = wanted.get(known)
+            if endpoint is not None and (endpoint.url, endpoint.key) == (state.endpoint.url, state.endpoint.key):
+                state.endpoint = endpoint
+                continue
+            del self._states[known]
+            state.retire()
+            self._retired.append(state)
+        for known, endpoint in wanted.items():
+            if known not in self._states:
+                self._states[known] = EndpointState(endpoint, self.hangups, now_s)
+        self._forget_retired()
+        self.table = build_table(endpoints, self._catalog)
+
+    def set_catalog(self, catalog: Catalog) -> None:
+        """Models of the catalog are known, also without an endpoint."""
+        self._catalog = catalog
+        self.table = build_table(self._endpoints, catalog)
+
+    def set_policy(self, policy: Policy) -> None:
+        """In force for the next request; those that run finish under theirs."""
+        self._keyring = Keyring.of(policy)
+        self.policy = policy
+
+    # --- what goes back
+
+    def use(self) -> Mapping[EndpointId, EndpointUse]:
+        """Endpoints of the list that were used, and withdrawn ones where requests still run."""
+        self._forget_retired()
+        now_s = self.machine.now_s()
+        found = {known: state.use(now_s) for known, state in self._states.items() if state.used}
+        for state in self._retired:
+            use = state.use(now_s)
+            newer = found.get(state.endpoint.id)
+            if newer is not None:  # it moved: what runs at the old address counts beside what runs at the new
+                use = EndpointUse(
+                    newer.in_flight + use.in_flight,
+                    min(newer.last_used_s, use.last_used_s),
+                    max(newer.silent_s, use.silent_s),
+                    newer.answers,
+                    newer.failures,
+                    newer.refused,
+                )
+            found[state.endpoint.id] = use
+        return MappingProxyType(found)
+
+    def acknowledged(self) -> int:
+        """The generation that is acted on; 0 before the first."""
+        return self._generation
+
+    def _forget_retired(self) -> None:
+        self._retired = [state for state in self._retired if state.in_flight]
+
+    # --- what connections ask
+
+    def state(self, endpoint: EndpointId) -> EndpointState:
+        """An endpoint of the current list."""
+        return self._states[endpoint]
+
+    def states(self) -> list[EndpointState]:
+        return list(self._states.values())
+
+    def next_id(self) -> str:
+        self._count += 1
+        return f"req-{self._boot}-{self._count:x}"
+
+    def route_of(self, path: str) -> Route | None:
+        return ROUTES.get(path)
+
+    def authenticate(self, head: Head) -> ApiKey:
+        """Raises Unauthenticated."""
+        return self._keyring.authenticate(head.headers, self.machine.wall_s())
+
+    def cors(self, origin: bytes | None) -> tuple[tuple[bytes, bytes], ...]:
+        """The headers that let a browser's page of that origin read an answer; none for origins that are not configured."""
+        allowed = self.policy.cors_origins
+        vary = (b"vary", b"Origin")
+        if origin is None:
+            return (vary,) if allowed and "*" not in allowed else ()
+        expose = (b"access-control-expose-headers", _EXPOSED)
+        if "*" in allowed:
+            return ((b"access-control-allow-origin", b"*"), expose)
+        if origin.decode("latin-1") in allowed:
+            return ((b"access-control-allow-origin", origin), expose, vary)
+        return (vary,)
+
+    def admit(self, head: Head) -> Problem | None:
+        """May this request go on, judged by its head alone? None when it may."""
+        path = _path(head)
+        method = head.method
+        if method == "OPTIONS":
+            return None
+        if path in ("/health", "/ready", "/metrics"):
+            if method not in ("GET", "HEAD"):
+                return _wrong_method(method, path, b"GET, HEAD, OPTIONS")
+            return self._admit_metrics(head) if path == "/metrics" else None
+        if head.expect is not None and head.expect != b"100-continue":
+            return Problem(417, "expectation_failed", "the only expectation met here is 100-continue")
+        if path in ROUTES:
+            if method != "POST":
+                return _wrong_method(method, path, b"POST, OPTIONS")
+        elif path == "/v1/models" or path.startswith("/v1/models/"):
+            if method not in ("GET", "HEAD"):
+                return _wrong_method(method, path, b"GET, HEAD, OPTIONS")
+        else:
+            return _unknown_route(path)
+        try:
+            self.authenticate(head)
+        except Unauthenticated as err:
+            return problem_of(err)
+        return None
+
+    def _admit_metrics(self, head: Head) -> Problem | None:
+        if self.loopback and not self._metrics_token:
+            return None
+        if not self._metrics_token:
+            return Problem(403, "denied", "/metrics is open on loopback only, until a token is set ([metrics] token)")
+        import hmac
+
+        told = head.get(b"authorization") or b""
+        scheme, _, rest = told.partition(b" ")
+        if scheme.lower() == b"bearer" and hmac.compare_digest(rest.strip(b" \t"), self._metrics_token.encode()):
+            return None
+        return Problem(401, "unauthenticated", "/metrics asks for its token as `Authorization: Bearer TOKEN`")
+
+    async def local_answer(self, head: Head, exchange: Exchange) -> Local | None:
+        """The answer to a request that needs no engine; None when it is to be relayed. Raises LlmgwError."""
+        path = _path(head)
+        if head.method == "OPTIONS":
+            return self._preflight(head, path)
+        if path in ROUTES:
+            return None
+        if path == "/health":
+            return 200, [_JSON], b'{"status":"ok"}'
+        if path == "/ready":
+            return self._ready()
+        if path == "/metrics":
+            self._forget_retired()
+            return 200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], self._render_metrics()
+        key = self.authenticate(head)
+        exchange.key = key.name
+        if path in ("/v1/models", "/v1/models/"):
+            rows = [self._model(self.table.targets[name]) for name in self.table.listed if self.table.targets[name].allowed(key)]
+            return 200, [_JSON], json.dumps({"object": "list", "data": rows}).encode()
+        name = unquote_to_bytes(path.removeprefix("/v1/models/")).decode("utf-8", "replace")
+        target = self.table.find(name)
+        if target is None or not target.allowed(key):
+            raise NotFound(f"the model {name[:100]!r} does not exist", code="model_not_found")
+        return 200, [_JSON], json.dumps(self._model(target)).encode()
+
+    def _model(self, target: Target) -> dict[str, object]:
+        row: dict[str, object] = {"id": target.name, "object": "model", "created": self._started_wall_s, "owned_by": "llmgw"}
+        if target.absence is not None:
+            row["state"] = "not_ready"
+            row["reason"] = target.absence.reason.value
+        return row
+
+    def _preflight(self, head: Head, path: str) -> Local:
+        origin = head.get(b"origin")
+        asked = head.get(b"access-control-request-method")
+        known = path == "*" or path in ROUTES or path in ("/health", "/ready", "/metrics") or path.startswith("/v1/models")
+        allow = b"POST, OPTIONS" if path in ROUTES else b"GET, HEAD, OPTIONS"
+        if not known:
+            raise NotFound(f"no such route: {path[:200]}", code="unknown_route")
+        if origin is None or asked is None:
+            return 204, [(b"allow", allow)], b""
+        if not any(name == b"access-control-allow-origin" for name, _ in self.cors(origin)):
+            return 204, [(b"allow", allow)], b""
+        named = (head.get(b"access-control-request-headers") or _CORS_HEADERS)[:_HEADER_LIST_MAX]
+        return (
+            204,
+            [
+                (b"allow", allow),
+                (b"access-control-allow-methods", allow),
+                (b"access-control-allow-headers", named),
+                (b"access-control-max-age", _CORS_AGE_S),
+            ],
+            b"",
+        )
+
+    def _ready(self) -> Local:
+        reasons = []
+        now_s = self.machine.now_s()
+        if self.draining:
+            reasons.append("the router is stopping")
+        if not self._states:
+            reasons.append("no endpoint is known")
+        elif not any(state.breaker.admits(now_s) or state.breaker.slow for state in self._states.values()):
+            reasons.append("no endpoint can be reached")
+        body = json.dumps({"status": "not_ready" if reasons else "ready", "reasons": reasons, "endpoints": len(self._states)}).encode()
+        return (503 if reasons else 200), [_JSON], body
+
+    def _render_metrics(self) -> bytes:
+        now_s = self.machine.now_s()
+        rows: dict[EndpointId, EndpointFigures] = {}
+        for state in [*self._retired, *self._states.values()]:
+            known = state.endpoint.id
+            before = rows.get(known)
+            rows[known] = EndpointFigures(
+                state.in_flight + (before.in_flight if before else 0),
+                state.breaker.health(now_s).value,
+                state.requests + (before.requests if before else 0),
+                state.failures + (before.failures if before else 0),
+                state.resting_until_s > now_s,
+            )
+        return render(self.metrics, rows, len(self.connections), self._generation)
+
+    def log(self, exchange: Exchange, sent_bytes: int) -> None:
+        """One line, and the counts, for a request that is over."""
+        now_s = self.machine.now_s()
+        total_s = now_s - exchange.started_s
+        self.metrics.finished(exchange.model_label, exchange.status, total_s, exchange.first_s)
+        self._write_log(
+            access_log.line(
+                self.machine.wall_s(),
+                exchange.status,
+                exchange.head.method if exchange.head is not None else "",
+                exchange.path,
+                exchange.model,
+                exchange.endpoint,
+                exchange.key,
+                exchange.stream,
+                sent_bytes,
+                exchange.first_s,
+                total_s,
+                exchange.id,
+                exchange.reason or "ok",
+            )
+        )
+
+    def report_bug(self, request_id: str, error: Exception) -> None:
+        if self._report is not None:
+            frames = "".join(traceback.format_tb(error.__traceback__))  # frames only: an error's text may hold a client's data
+            self._report(f"request {request_id} failed by our own fault: {type(error).__name__}\n{frames}")
+
+    # --- the end
+
+    async def drain(self, deadline_s: float) -> None:
+        """Takes no new connection, lets running answers finish, and returns when all are over.
+
+        At `deadline_s` (on the machine's clock) what still streams gets an error event and ends. The listener's sweeper
+        watches over it, so `serve` must be running.
+        """
+        self.draining = True
+        self.drain_deadline_s = deadline_s
+        for connection in list(self.connections):
+            connection.close_idle()
+        for state in self._states.values():
+            state.close_idle()
+        if not self.connections:
+            self.emptied.set()
+        await self.emptied.wait()
+
+    def sweep(self, now_s: float) -> None:
+        """Called with the connections' sweeps."""
+        for state in self._states.values():
+            state.sweep(now_s)
+        if not self.draining:
+            return
+        if now_s >= self.drain_deadline_s + HARD_END_S:
+            self.emptied.set()
+        elif now_s >= self.drain_deadline_s:
+            for connection in list(self.connections):
+                connection.kick(Kick.STOPPING)
+
+    def left(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if self.draining and not self.connections:
+            self.emptied.set()
+
+
+def _path(head: Head) -> str:
+    """The path that routes and rights are judged by. An absolute form loses its origin; nothing is decoded or collapsed."""
+    target = head.target.partition(b"?")[0]
+    if target.startswith((b"http://", b"https://")):
+        slash = target.find(b"/", target.find(b"//") + 2)
+        target = target[slash:] if slash >= 0 else b"/"
+    return target.decode("latin-1")
+
+
+def _wrong_method(method: str, path: str, allow: bytes) -> Problem:
+    text = f"{method} is not possible on {path[:200]}; possible: {allow.decode()}"
+    return Problem(405, "method_not_allowed", text, headers=((b"allow", allow),))
+
+
+def _unknown_route(path: str) -> Problem:
+    name = not_offered(path)
+    if name is not None:
+        return Problem(404, "not_offered", f"llmgw does not offer {name} (nor any of {', '.join(NOT_OFFERED)}), on purpose")
+    hint = f"; did you mean /v1{path}?" if f"/v1{path}" in ROUTES or path == "/models" else ""
+    return Problem(404, "unknown_route", f"llmgw has no route {path[:200]!r}{hint}")
+
+
+__all__ = ["Denied", "LlmgwError", "Router"]

@@ -1,0 +1,260 @@
+"""Connections to engines: opening, keeping, dropping them, and what is known of each endpoint. Never reads HTTP.
+
+A pooled connection that dies is dropped at once (the hang-up watcher tells). Every connection belongs to the endpoint state
+it was opened for; when an endpoint is withdrawn or moves, its state is retired and nothing new is sent there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+import ssl
+from collections import deque
+from typing import Final
+from urllib.parse import urlsplit
+
+from llmgw.domain.endpoint import Endpoint, EndpointUse
+from llmgw.domain.ports import Machine
+from llmgw.router import breaker
+from llmgw.router.breaker import Breaker, Outcome
+from llmgw.router.sweeper import Hangups, Waiter
+
+READ_BYTES: Final = 65_536  # router-measurements.md: 64 KB beats 16 and 256
+POOL_IDLE_S: Final = 4.0  # below the keep-alive limit of uvicorn (5 s), which most engines use
+POOL_IDLE_MAX: Final = 256  # per endpoint, chosen: above any batch size we know of; more are closed after use
+RESOLVED_S: Final = 30.0  # how long a name's addresses are kept; chosen: a moved engine is found within half a minute
+OUTCOMES_KEPT: Final = 10  # domain.endpoint.EndpointUse
+TRIED_ADDRESSES_MAX: Final = 3
+
+
+class Unreachable(Exception):
+    """No connection could be made. `refused`: the machine answered, and nothing listens there."""
+
+    def __init__(self, text: str, *, refused: bool = False) -> None:
+        super().__init__(text)
+        self.refused = refused
+
+
+class Upstream:
+    """One connection to an engine. `reused`: it has carried an answer before."""
+
+    __slots__ = ("descriptor", "idle_since_s", "reused", "sock", "state")
+
+    def __init__(self, sock: socket.socket, state: EndpointState) -> None:
+        self.sock = sock
+        self.descriptor = sock.fileno()
+        self.state = state
+        self.reused = False
+        self.idle_since_s = 0.0
+
+    def receive(self) -> bytes | None:
+        """What is there; b"" when the engine has closed, None when nothing is there yet. Raises OSError."""
+        try:
+            return self.sock.recv(READ_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+
+    def send(self, data: bytes | memoryview) -> int:
+        """How many bytes were taken, 0 when it would block. Raises OSError."""
+        try:
+            return self.sock.send(data)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+
+    def fresh(self) -> bool:
+        """Is a pooled connection still open and silent? Bytes that nobody asked for spoil it."""
+        try:
+            if isinstance(self.sock, ssl.SSLSocket):
+                return self.receive() is None
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def close(self) -> None:
+        self.state.hangups.forget(self.descriptor)
+        self.sock.close()
+
+    def gone(self) -> None:
+        """The engine closed: a pooled connection is dropped; one in use is left to its task, which reads the end itself."""
+        if self in self.state.idle:
+            self.state.idle.remove(self)
+            self.close()
+
+
+class EndpointState:
+    """What the router knows of one endpoint at one address with one key. Owns its pooled connections."""
+
+    def __init__(self, endpoint: Endpoint, hangups: Hangups, now_s: float) -> None:
+        self.endpoint = endpoint
+        self.hangups = hangups
+        self.in_flight = 0
+        self.breaker: Breaker = breaker.CLOSED
+        self.resting_until_s = 0.0
+        self.last_used_at_s = now_s
+        self.used = False
+        self.refused = False
+        self.retired = False
+        self.requests = 0
+        self.failures = 0
+        self.outcomes: deque[bool] = deque(maxlen=OUTCOMES_KEPT)  # True: a 5xx
+        self.heard_at_s: dict[object, float] = {}  # when a byte last came, by exchange
+        self.idle: list[Upstream] = []
+        split = urlsplit(endpoint.url)
+        self.tls = split.scheme == "https"
+        self.host = split.hostname or ""
+        self.port = split.port or (443 if self.tls else 80)
+        self.base = split.path.rstrip("/").removesuffix("/v1").encode("ascii", "replace")  # routes bring their own /v1
+        self.host_header = split.netloc.rpartition("@")[2].encode("idna" if not split.netloc.isascii() else "ascii")
+        self._addresses: list[tuple[int, tuple[str, int]]] = []
+        self._resolved_at_s = -RESOLVED_S
+
+    # --- what is counted
+
+    def began(self, exchange: object, now_s: float) -> None:
+        """A request is given to this endpoint. Balanced by `left`, in a `finally`."""
+        self.in_flight += 1
+        self.requests += 1
+        self.used = True
+        self.last_used_at_s = now_s
+        self.heard_at_s[exchange] = now_s
+        self.breaker = self.breaker.began(now_s)
+
+    def left(self, exchange: object, outcome: Outcome, now_s: float, *, failures_max: int, cooldown_s: float) -> None:
+        """The request is over there, however it ended."""
+        self.in_flight -= 1
+        self.last_used_at_s = now_s
+        self.heard_at_s.pop(exchange, None)
+        self.breaker = self.breaker.ended(outcome, now_s, failures_max=failures_max, cooldown_s=cooldown_s)
+        if outcome is Outcome.REFUSED:
+            self.refused = True
+        elif outcome is not Outcome.LEFT:
+            self.refused = False
+        if outcome in (Outcome.FAILED, Outcome.REFUSED, Outcome.SILENT):
+            self.failures += 1
+
+    def answered(self, status: int) -> None:
+        """The engine gave a status."""
+        self.outcomes.append(status >= 500)
+
+    def use(self, now_s: float) -> EndpointUse:
+        silent_s = max((now_s - heard for heard in self.heard_at_s.values()), default=0.0)
+        return EndpointUse(
+            self.in_flight, max(now_s - self.last_used_at_s, 0.0), silent_s, len(self.outcomes), sum(self.outcomes), self.refused
+        )
+
+    # --- connections
+
+    def take(self) -> Upstream | None:
+        """A pooled connection that is still good, the youngest first."""
+        while self.idle:
+            upstream = self.idle.pop()
+            if upstream.fresh():
+                return upstream
+            upstream.close()
+        return None
+
+    def keep(self, upstream: Upstream, now_s: float) -> None:
+        """Puts a connection back after a whole answer; closes it where it is no longer wanted."""
+        if self.retired or len(self.idle) >= POOL_IDLE_MAX:
+            upstream.close()
+            return
+        upstream.reused = True
+        upstream.idle_since_s = now_s
+        self.idle.append(upstream)
+
+    def sweep(self, now_s: float) -> None:
+        """Closes what has been idle for too long; the oldest stand first."""
+        while self.idle and now_s - self.idle[0].idle_since_s > POOL_IDLE_S:
+            self.idle.pop(0).close()
+
+    def retire(self) -> None:
+        """Withdrawn, or moved: nothing new is sent. What runs ends undisturbed."""
+        self.retired = True
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        while self.idle:
+            self.idle.pop().close()
+
+    async def connect(self, machine: Machine, waiter: Waiter) -> Upstream:
+        """A new connection. The caller's deadline bounds it. Raises Unreachable, Kicked."""
+        last = Unreachable(f"{self.host} has no address")
+        for family, address in (await self._resolve(machine))[:TRIED_ADDRESSES_MAX]:
+            try:
+                return await self._connect_one(family, address, waiter)
+            except OSError as err:
+                self._resolved_at_s = -RESOLVED_S  # it may have moved: ask again next time
+                refused = isinstance(err, ConnectionRefusedError)
+                last = Unreachable(f"connecting to {self.host}:{self.port} failed: {err.strerror or err}", refused=refused)
+        raise last
+
+    async def _connect_one(self, family: int, address: tuple[str, int], waiter: Waiter) -> Upstream:
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            code = sock.connect_ex(address)
+            if code == errno.EINPROGRESS:
+                await waiter.writable(sock.fileno())
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, errno.errorcode.get(code, "error"))
+            if self.tls:
+                sock = await self._handshake(sock, waiter)
+            upstream = Upstream(sock, self)
+            self.hangups.watch(upstream.descriptor, upstream.gone)
+        except BaseException:  # re-raised: whatever ended it, the descriptor must not leak
+            sock.close()
+            raise
+        return upstream
+
+    async def _handshake(self, sock: socket.socket, waiter: Waiter) -> socket.socket:
+        wrapped = _tls_context().wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)
+        try:
+            while True:
+                try:
+                    wrapped.do_handshake()
+                    return wrapped
+                except ssl.SSLWantReadError:
+                    await waiter.readable(wrapped.fileno())
+                except ssl.SSLWantWriteError:
+                    await waiter.writable(wrapped.fileno())
+        except BaseException:  # re-raised: `sock` is detached by now, so the caller cannot close it
+            wrapped.close()
+            raise
+
+    async def _resolve(self, machine: Machine) -> list[tuple[int, tuple[str, int]]]:
+        if not self._addresses:
+            with contextlib.suppress(ValueError):
+                literal = ipaddress.ip_address(self.host)
+                family = socket.AF_INET6 if literal.version == 6 else socket.AF_INET
+                self._addresses = [(family, (self.host, self.port))]
+                self._resolved_at_s = float("inf")
+        now_s = machine.now_s()
+        if now_s - self._resolved_at_s < RESOLVED_S or self._resolved_at_s == float("inf"):
+            return self._addresses
+        try:
+            rows = await machine.run_sync(lambda: socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM))
+        except OSError as err:
+            if self._addresses:  # the old answer is better than none
+                return self._addresses
+            raise Unreachable(f"the name {self.host} cannot be resolved: {err.strerror or err}") from err
+        found: list[tuple[int, tuple[str, int]]] = [(int(row[0]), (str(row[4][0]), self.port)) for row in rows]
+        self._addresses = list(dict.fromkeys(found))
+        self._resolved_at_s = now_s
+        return self._addresses
+
+
+def _tls_context() -> ssl.SSLContext:
+    global _context
+    if _context is None:
+        _context = ssl.create_default_context()
+        _context.set_alpn_protocols(["http/1.1"])
+    return _context
+
+
+_context: ssl.SSLContext | None = None  # loading the CA bundle costs 20 ms and more, so once and only where it is needed

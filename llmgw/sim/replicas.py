@@ -1,0 +1,168 @@
+"""Simulated replicas behind the agent's own port: engines that load, serve, crash and stop in simulated time.
+
+They move only by the legal moves, restart in place by the policy they were given, and outlive the agent's sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+import trio
+
+from llmgw.domain.errors import Broken, Conflict, LlmgwError, NotFound
+from llmgw.domain.ids import ReplicaId
+from llmgw.domain.node import Device
+from llmgw.domain.ports import Machine
+from llmgw.domain.replica import ReplicaOrder, ReplicaReport, ReplicaState, may_move
+from llmgw.protocol.messages import AgentEvent, EngineSeen, LogChunk, LogRequest
+
+START_S: Final = 0.05  # from the order to a process that loads
+PID_FIRST: Final = 10_000
+
+
+@attrs.frozen
+class Behaviour:
+    """How this node's engines behave. `crashes(order, attempt)` True: the attempt ends while loading. Seconds throughout."""
+
+    load_s: float = 1.0
+    stop_s: float = 0.1
+    crashes: Callable[[ReplicaOrder, int], bool] = lambda order, attempt: False
+    refuses: Callable[[ReplicaOrder], LlmgwError | None] = lambda order: None
+
+
+@attrs.define
+class _Running:
+    report: ReplicaReport
+    since_s: float
+    scope: trio.CancelScope
+
+
+class SimReplicas:
+    """The `Replicas` port. `nursery` is the simulated machine's own: killing the agent leaves it alone.
+
+    `started` and `stopped` count process starts and ends, for "no engine was restarted because we were".
+    """
+
+    def __init__(
+        self, machine: Machine, nursery: trio.Nursery, behaviour: Behaviour, devices: tuple[Device, ...], address: str = "127.0.0.1"
+    ) -> None:
+        self._machine = machine
+        self._nursery = nursery
+        self.behaviour = behaviour
+        self._devices = devices
+        self._address = address
+        self._running: dict[ReplicaId, _Running] = {}
+        self._pid = PID_FIRST
+        self.changed: Callable[[ReplicaReport], None] = lambda report: None
+        self.event: Callable[[AgentEvent], None] = lambda event: None
+        self.started = 0
+        self.stopped = 0
+        self.heard: list[EngineSeen] = []
+
+    def reports(self) -> tuple[ReplicaReport, ...]:
+        now_s = self._machine.now_s()
+        return tuple(attrs.evolve(one.report, age_s=now_s - one.since_s) for _, one in sorted(self._running.items()))
+
+    def devices(self) -> tuple[Device, ...]:
+        used = dict.fromkeys((device.id for device in self._devices), 0)
+        for one in self._running.values():
+            if one.report.pid:
+                for device in one.report.order.devices:
+                    used[device] += -(-one.report.order.memory_mib // len(one.report.order.devices))
+        return tuple(attrs.evolve(d, used_mib=d.used_mib + used[d.id], ours_mib=used[d.id]) for d in self._devices)
+
+    async def start(self, order: ReplicaOrder) -> None:
+        if order.id in self._running:
+            raise Conflict(f"replica {order.id} is here already", code="exists")
+        if (refusal := self.behaviour.refuses(order)) is not None:
+            raise refusal
+        if any(one.report.order.port == order.port and one.report.pid for one in self._running.values()):
+            raise Conflict(f"port {order.port} is in use", code="port_taken")
+        report = ReplicaReport(order, ReplicaState.STARTING, attempt=1, url=f"http://{self._address}:{order.port}", key=f"key-{order.id}")
+        self._running[order.id] = _Running(report, self._machine.now_s(), trio.CancelScope())
+        self.changed(report)
+        self._nursery.start_soon(self._live, order.id)
+
+    def stop(self, replica: ReplicaId, why: str, grace_s: float) -> None:
+        one = self._find(replica)
+        if one.report.state in (ReplicaState.STOPPED, ReplicaState.DRAINING):
+            return
+        one.scope.cancel()
+        if one.report.state is ReplicaState.FAILED:
+            self._move(replica, ReplicaState.STOPPED, why, pid=0)
+            return
+        self._move(replica, ReplicaState.DRAINING, why)
+        self._nursery.start_soon(self._end, replica, why)
+
+    def restart(self, replica: ReplicaId, why: str) -> None:
+        one = self._find(replica)
+        if one.report.state in (ReplicaState.STOPPED, ReplicaState.DRAINING):
+            raise Conflict(f"replica {replica} is {one.report.state.value}")
+        one.scope.cancel()
+        self._move(replica, ReplicaState.STARTING, why, attempt=1, pid=0)
+        self._nursery.start_soon(self._live, replica)
+
+    async def forget(self, replica: ReplicaId) -> None:
+        one = self._find(replica)
+        if one.report.state not in (ReplicaState.STOPPED, ReplicaState.FAILED):
+            raise Conflict(f"replica {replica} is {one.report.state.value}")
+        del self._running[replica]
+
+    def seen(self, seen: EngineSeen) -> None:
+        self.heard.append(seen)
+
+    async def log(self, request: LogRequest) -> LogChunk:
+        one = self._find(request.replica)
+        text = f"simulated engine of {one.report.order.model}, attempt {one.report.attempt}\n"
+        return LogChunk(request.request_id, one.report.attempt, 0, len(text), text, (one.report.attempt,))
+
+    def crash(self, replica: ReplicaId) -> None:
+        """The engine dies by itself; it is restarted in place as its policy says."""
+        one = self._find(replica)
+        one.scope.cancel()
+        self.stopped += 1
+        self._move(replica, ReplicaState.STARTING, "crashed: exit code 1", attempt=one.report.attempt + 1, pid=0)
+        self._nursery.start_soon(self._live, replica)
+
+    def _find(self, replica: ReplicaId) -> _Running:
+        one = self._running.get(replica)
+        if one is None:
+            raise NotFound(f"there is no replica {replica}")
+        return one
+
+    async def _live(self, replica: ReplicaId) -> None:
+        """From starting to ready, through the attempts that the policy allows."""
+        one = self._running[replica]
+        order = one.report.order
+        one.scope = trio.CancelScope()
+        with one.scope:
+            while True:
+                attempt = one.report.attempt
+                await self._machine.sleep_until(self._machine.now_s() + order.restart.delay_s(attempt) + START_S)
+                self._pid += 1
+                self.started += 1
+                self._move(replica, ReplicaState.LOADING, "", pid=self._pid)
+                await self._machine.sleep_until(self._machine.now_s() + self.behaviour.load_s)
+                if not self.behaviour.crashes(order, attempt):
+                    self._move(replica, ReplicaState.READY, "")
+                    return
+                self.stopped += 1
+                if attempt >= order.restart.attempts:
+                    self._move(replica, ReplicaState.FAILED, "exit code 1", pid=0, exit_code=1, log_tail=("simulated crash",))
+                    return
+                self._move(replica, ReplicaState.STARTING, "exit code 1", pid=0, attempt=attempt + 1)
+
+    async def _end(self, replica: ReplicaId, why: str) -> None:
+        await self._machine.sleep_until(self._machine.now_s() + self.behaviour.stop_s)
+        self.stopped += 1
+        self._move(replica, ReplicaState.STOPPED, why, pid=0)
+
+    def _move(self, replica: ReplicaId, state: ReplicaState, reason: str, **changes: object) -> None:
+        one = self._running[replica]
+        if state is not one.report.state and not may_move(one.report.state, state):
+            raise Broken(f"{replica}: {one.report.state.value} -> {state.value} is not a legal move")
+        one.report = attrs.evolve(one.report, state=state, reason=reason, **changes)
+        one.since_s = self._machine.now_s()
+        self.changed(attrs.evolve(one.report, age_s=0.0))

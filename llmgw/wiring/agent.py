@@ -1,0 +1,137 @@
+"""The role `agent`: a node's agent in a process of its own. `run_agent` is also what `dev` runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from llmgw.agent.agent import AgentPlan
+from llmgw.agent.agent import run_agent as run
+from llmgw.agent.session import Dial
+from llmgw.domain.errors import EXIT_OK, Invalid, LlmgwError, Unavailable
+from llmgw.domain.ports import Machine
+from llmgw.protocol.channel import Channel
+from llmgw.protocol.websocket import dial
+from llmgw.settings.address import parse_ports
+from llmgw.settings.load import Loaded
+from llmgw.settings.schema import AgentSettings, Settings
+from llmgw.wiring.data_dir import claim
+from llmgw.wiring.logs import configure_logs
+from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.signals import wait_for_stop
+from llmgw.wiring.tokens import parse_token
+
+AGENT_TOKEN_FILE: Final = "agent-token"  # as `wiring.server` writes it
+CHECKPOINTS_FOLDER: Final = "checkpoints"  # below data_dir where `checkpoints_dir` is empty
+log = structlog.get_logger("llmgw.agent")
+
+
+def agent_plan(settings: AgentSettings) -> AgentPlan:
+    """What `[agent]` means. Raises `Invalid` when it names no control plane."""
+    if not settings.control_planes:
+        raise Invalid("agent.control_planes: at least one address is needed, such as http://127.0.0.1:8081", param="agent.control_planes")
+    data_dir = _path(settings.data_dir)
+    checkpoints_dir = _path(settings.checkpoints_dir) if settings.checkpoints_dir else data_dir / CHECKPOINTS_FOLDER
+    return AgentPlan(
+        data_dir=data_dir,
+        checkpoints_dir=checkpoints_dir,
+        control_planes=settings.control_planes,
+        name=settings.name,
+        facility=settings.facility,
+        labels=settings.labels,
+        address=settings.address,
+        ports=parse_ports(settings.engine_ports),
+    )
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def default_token_file(settings: Settings) -> Path:
+    """Where this machine's control plane keeps the token for agents: beside the store's file, else in its data directory."""
+    folder = Path(settings.server.data_dir).expanduser()
+    if settings.store is not None and settings.store.path:
+        folder = (folder / settings.store.path).parent
+    return folder / AGENT_TOKEN_FILE
+
+
+async def run_agent(
+    machine: Machine,
+    settings: AgentSettings,
+    *,
+    token_file: Path | None = None,
+    stop_engines: bool = False,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Runs an agent until cancelled. Holds the data directory: raises `Conflict` when another process does.
+
+    `token_file` stands in where `settings.token_file` is empty. `stop_engines`: the agent ends its engines with itself.
+    """
+    plan = agent_plan(settings)
+    file = _path(settings.token_file) if settings.token_file else token_file
+    if file is None:
+        raise Invalid("agent.token_file: no token file is known", param="agent.token_file")
+    with claim(plan.data_dir):
+        await run(machine, plan, dialler(machine, file), stop_engines=stop_engines, task_status=task_status)
+
+
+def agent_main(loaded: Loaded, *, stop_engines: bool = False) -> int:
+    """Runs the agent until it is told to end. Raises LlmgwError when it cannot run; a broken invariant ends it too."""
+    configure_logs(loaded.settings.log)
+    ends: list[LlmgwError] = []
+    try:
+        trio.run(_main, loaded, stop_engines)
+    except* LlmgwError as group:
+        ends += [err for err in _leaves(group) if isinstance(err, LlmgwError)]
+    if ends:
+        raise ends[0]
+    return EXIT_OK
+
+
+async def _main(loaded: Loaded, stop_engines: bool) -> None:
+    machine = RealMachine()
+    async with trio.open_nursery() as nursery:
+
+        def stop() -> None:
+            said = "its engines are stopped with it" if stop_engines else "its engines are left running"
+            log.info("the agent stops", engines=said)
+            nursery.cancel_scope.cancel()
+
+        await nursery.start(wait_for_stop, stop)
+        await run_agent(machine, loaded.settings.agent, token_file=default_token_file(loaded.settings), stop_engines=stop_engines)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The plain exceptions of a group, whatever the depth."""
+    found: list[BaseException] = []
+    for err in group.exceptions:
+        found += _leaves(err) if isinstance(err, BaseExceptionGroup) else [err]
+    return found
+
+
+def dialler(machine: Machine, token_file: Path) -> Dial:
+    """Opens sessions with the token in that file, which is read at each dial: it may have been replaced."""
+
+    @asynccontextmanager
+    async def open_session(url: str) -> AsyncIterator[Channel]:
+        token = await machine.run_sync(lambda: _read_token(machine, token_file))
+        async with dial(url, token) as channel:
+            yield channel
+
+    return open_session
+
+
+def _read_token(machine: Machine, path: Path) -> str:
+    try:
+        data = machine.disk.read(path)
+    except OSError as err:
+        raise Unavailable(f"the token file {path} cannot be read: {err.strerror}", code="token_missing") from err
+    if data is None:
+        raise Unavailable(f"the token file {path} is missing: copy the control plane's agent-token there", code="token_missing")
+    return parse_token(data, path)

@@ -1,0 +1,41 @@
+"""Tokens that stand in files (0600): made once, read back at each start."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from llmgw.domain.errors import Invalid
+from llmgw.domain.ports import Machine
+
+TOKEN_BYTES: Final = 32  # 256 bits (operations.md 4)
+TOKEN_LENGTH_MIN: Final = 16  # shorter ones, put there by hand, are refused
+log = structlog.get_logger("llmgw.tokens")
+
+
+def ensure_token(machine: Machine, path: Path) -> str:
+    """The token in this file, made when there is none. Raises Invalid for one that is unusable, naming the file."""
+    try:
+        data = machine.disk.read(path)
+        if data is None:
+            token = machine.fresh_hex(TOKEN_BYTES)
+            machine.disk.write(path, f"{token}\n".encode())
+            return token
+        if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
+            log.warning("a token file can be read by others; its mode is set to 0600", file=str(path))
+            os.chmod(path, 0o600)
+    except OSError as err:
+        raise Invalid(f"the token file {path} cannot be used: {err.strerror}") from err
+    return parse_token(data, path)
+
+
+def parse_token(data: bytes, path: Path) -> str:
+    """The token that a file's bytes hold. Raises Invalid."""
+    token = data.decode("ascii", "replace").strip()
+    if len(token) < TOKEN_LENGTH_MIN or not token.isprintable() or " " in token or "\ufffd" in token:
+        raise Invalid(f"the token file {path} does not hold a token (one line of at least {TOKEN_LENGTH_MIN} characters)")
+    return token

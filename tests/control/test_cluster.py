@@ -1,0 +1,498 @@
+"""A control plane with agents and a router: placing, healing, changing models, restarting, without a second way."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import trio
+
+from llmgw.domain.endpoint import AbsenceReason, EndpointUse
+from llmgw.domain.errors import Conflict, Invalid, NotFound, PreconditionFailed
+from llmgw.domain.holds import Hold
+from llmgw.domain.ids import EndpointId
+from llmgw.domain.lease import FencingToken
+from llmgw.domain.model import ReplicaCounts
+from llmgw.domain.replica import ReplicaState
+from llmgw.protocol import messages as m
+from llmgw.sim.channel import channel_pair
+from llmgw.sim.node import gpus
+from llmgw.sim.replicas import Behaviour
+from tests.control.world import World, model, run_world
+
+
+def test_a_model_is_placed_loaded_and_published() -> None:
+    async def main(world: World) -> None:
+        await world.start_control(model("a"))
+        await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        assert world.router.endpoints.endpoints[0].key == f"key-{world.served('a')[0]}"
+        assert world.router.endpoints.absences == ()
+
+    run_world(main)
+
+
+def test_a_model_without_a_ready_replica_is_listed_with_its_reason() -> None:
+    async def main(world: World) -> None:
+        await world.start_control(model("a"), model("big", memory_mib=10**9))
+        await world.add_node("n1", behaviour=Behaviour(load_s=5.0))
+        await world.wait(lambda: any(a.reason is AbsenceReason.LOADING and "a" in a.names for a in world.router.endpoints.absences))
+        await world.wait(lambda: len(world.served("a")) == 1)
+        (absence,) = world.router.endpoints.absences
+        assert absence.names == ("big",)
+        assert absence.reason is AbsenceReason.NO_CAPACITY
+        reason = world.control.controller.explain("model/big")
+        assert "1000000000 MiB" in reason.rejections[0].text
+        assert "262144" in reason.rejections[0].text
+
+    run_world(main)
+
+
+def test_an_impossible_model_is_pending_and_makes_no_loop_of_errors() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("eight", engine="vllm", command=(), checkpoint="/x", gpus=8))
+        await world.add_node("n1", devices=gpus(2, "n1"))
+        await trio.sleep(60)
+        events = await world.store_events()
+        assert not [event for event in events if event.kind.startswith("replica.")]
+        assert "asks for 8 GPUs, the node has 2" in controller.explain("model/eight").rejections[0].text
+
+    run_world(main)
+
+
+def test_a_crashed_engine_is_restarted_in_place_and_its_endpoint_leaves_at_once() -> None:
+    async def main(world: World) -> None:
+        await world.start_control(model("a"))
+        node = await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        (replica,) = world.ready("a")
+        node.replicas.crash(replica)
+        await trio.sleep(0.1)
+        assert world.served("a") == []
+        await world.wait(lambda: world.served("a") == [replica])
+        assert "crashed" in " ".join(event.text for event in await world.store_events())
+
+    run_world(main)
+
+
+def test_a_replica_that_used_its_attempts_is_failed_closes_its_node_and_comes_back_when_asked() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        broken = {"now": True}
+        node = await world.add_node("n1", behaviour=Behaviour(load_s=0.5, crashes=lambda order, attempt: broken["now"]))
+        await world.wait(lambda: any(r.state is ReplicaState.FAILED for r in controller.replicas()))
+        started = node.replicas.started
+        assert started == 6
+        await trio.sleep(300)
+        assert node.replicas.started == started
+        assert "failed here" in controller.explain("model/a").rejections[0].text
+        broken["now"] = False
+        controller.restart_model("a")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        assert node.replicas.started == started + 1
+
+    run_world(main)
+
+
+def test_a_removed_model_is_withdrawn_before_its_engine_stops_and_nothing_else_restarts() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"), model("b"))
+        node = await world.add_node("n1")
+        await world.wait(lambda: bool(world.served("a") and world.served("b")))
+        (of_b,) = world.ready("b")
+        starts = node.replicas.started
+        world.router.uses = {EndpointId(of_b): EndpointUse(in_flight=1)}
+        await controller.models.remove("b")
+        assert world.served("b") == []  # before anything was awaited further: publish comes before the planner wakes
+        await trio.sleep(5)
+        assert node.replicas.stopped == 0  # a request still runs there
+        assert [r.state for r in controller.replicas() if r.id == of_b] == [ReplicaState.DRAINING]
+        world.router.uses = {}
+        await world.wait(lambda: node.replicas.stopped == 1)
+        await world.wait(lambda: all(r.model != "b" for r in controller.replicas()))
+        assert node.replicas.started == starts
+        assert len(world.served("a")) == 1
+
+    run_world(main)
+
+
+def test_a_stop_waits_for_a_router_that_has_not_acknowledged_until_the_deadline() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        node = await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        world.router.acknowledges = False
+        await controller.models.scale("a", 0)
+        await trio.sleep(world.settings.route.drain_s - 1)
+        assert node.replicas.stopped == 0
+        await world.wait(lambda: node.replicas.stopped == 1)
+
+    run_world(main)
+
+
+def test_scaling_starts_one_more_and_takes_away_the_youngest() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        (first,) = world.ready("a")
+        await trio.sleep(10)
+        await controller.models.scale("a", 2)
+        await world.wait(lambda: len(world.served("a")) == 2)
+        await controller.models.scale("a", 1)
+        await world.wait(lambda: world.process_ends == 1)
+        assert world.ready("a") == [first]
+        with pytest.raises(Invalid):
+            await controller.models.scale("a", 99)
+
+    run_world(main)
+
+
+def test_restarting_the_control_plane_starts_and_stops_nothing() -> None:
+    async def main(world: World) -> None:
+        await world.start_control(model("a", 2), model("b", 3))
+        for name in ("n1", "n2", "n3"):
+            await world.add_node(name)
+        await world.wait(lambda: len(world.served("a")) == 2 and len(world.served("b")) == 3)
+        before = (world.process_starts, world.process_ends)
+        lists = len(world.router.history)
+        controller = await world.restart_control()
+        await world.wait(lambda: len(world.ready("a")) == 2 and len(world.ready("b")) == 3)
+        await trio.sleep(120)
+        assert (world.process_starts, world.process_ends) == before
+        assert controller.leadership.epoch == 2
+        assert world.router.history[-1][0].token.epoch == 2
+        assert len(world.router.history) > lists
+
+    run_world(main)
+
+
+def test_nothing_is_placed_while_a_known_node_has_not_answered_within_its_grace() -> None:
+    async def main(world: World) -> None:
+        await world.start_control(model("a"))
+        await world.add_node("n1")
+        await world.add_node("n2")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        (replica,) = world.ready("a")
+        holder = next(name for name, node in world.nodes.items() if node.replicas.reports())
+        world.kill_agent(holder)
+        await world.restart_control()
+        await trio.sleep(50)
+        assert world.process_starts == 1  # the engine may well still run on the silent node
+        await world.wait(lambda: world.process_starts == 2)
+        world.start_agent(holder)  # it comes back with the replica that was given up: one too many, and one goes
+        await world.wait(lambda: world.process_ends == 1)
+        await trio.sleep(60)
+        assert (world.process_starts, world.process_ends) == (2, 1)
+        assert len(world.ready("a")) == 1
+        assert replica
+
+    run_world(main)
+
+
+def test_a_restarted_agent_keeps_its_replicas() -> None:
+    async def main(world: World) -> None:
+        await world.start_control(model("a"))
+        await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        served = world.served("a")
+        world.kill_agent("n1")
+        await trio.sleep(5)
+        assert world.served("a") == served
+        world.start_agent("n1")
+        await trio.sleep(60)
+        assert world.served("a") == served
+        assert (world.process_starts, world.process_ends) == (1, 0)
+
+    run_world(main)
+
+
+def test_a_lost_nodes_replicas_are_placed_elsewhere() -> None:
+    async def main(world: World) -> None:
+        await world.start_control(model("a"))
+        await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        await world.add_node("n2")
+        world.kill_agent("n1")
+        await trio.sleep(25)
+        assert world.process_starts == 1
+        await world.wait(lambda: world.nodes["n2"].replicas.started == 1)
+        await world.wait(lambda: len(world.ready("a")) == 1)
+
+    run_world(main)
+
+
+def test_draining_a_node_moves_its_replicas_first_and_stops_them_after() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        await controller.nodes.drain("n1", None)
+        await trio.sleep(60)
+        assert len(world.served("a")) == 1  # the last ready replica stays while nobody else can take it
+        await world.add_node("n2")
+        await world.wait(lambda: world.nodes["n1"].replicas.stopped == 1)
+        assert world.nodes["n2"].replicas.started == 1
+        assert all(endpoints.endpoints for _, endpoints in world.router.history[3:])
+
+    run_world(main)
+
+
+def test_a_held_facility_gets_nothing_new() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control()
+        await world.add_node("n1", facility="room-1")
+        await controller.holds.add(Hold("room-1", "works"))
+        await controller.models.apply((model("a"),))
+        await trio.sleep(10)
+        assert world.process_starts == 0
+        assert world.router.endpoints.absences[0].reason is AbsenceReason.HELD
+        await controller.holds.remove("room-1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+
+    run_world(main)
+
+
+def test_a_changed_profile_is_rolled_out_one_at_a_time_with_traffic_served() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a", 2))
+        await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 2)
+        old = set(world.served("a"))
+        marker = len(world.router.history)
+        await controller.models.apply((model("a", 2, args=("--new",)),))
+        await world.wait(lambda: len(world.served("a")) == 2 and not old & set(world.served("a")))
+        assert all(len(endpoints.endpoints) >= 2 for _, endpoints in world.router.history[marker:])
+
+    run_world(main)
+
+
+def test_an_update_stops_at_its_first_failure_and_the_old_replicas_go_on() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a", 2))
+        await world.add_node("n1", behaviour=Behaviour(load_s=0.2, crashes=lambda order, attempt: "--bad" in order.profile.args))
+        await world.wait(lambda: len(world.served("a")) == 2)
+        old = world.served("a")
+        await controller.models.apply((model("a", 2, args=("--bad",)),))
+        await world.wait(lambda: any(r.state is ReplicaState.FAILED for r in controller.replicas()))
+        await trio.sleep(300)
+        assert world.served("a") == old
+        assert "the update has stopped" in controller.explain("model/a").text
+        await controller.models.apply((model("a", 2),))  # taking it back leaves the old ones where they are
+        await trio.sleep(60)
+        assert world.served("a") == old
+        assert [r.state for r in controller.replicas()] == [ReplicaState.READY] * 2
+
+    run_world(main)
+
+
+def test_a_model_changed_on_a_full_node_is_swapped() -> None:
+    async def main(world: World) -> None:
+        of = {"engine": "vllm", "command": (), "checkpoint": "/x", "gpus": 1}
+        controller = await world.start_control(model("a", 1, **of))
+        await world.add_node("n1", devices=gpus(1, "n1"))
+        await world.wait(lambda: len(world.served("a")) == 1)
+        old = world.served("a")
+        await controller.models.apply((model("a", 1, **of, args=("--new",)),))
+        await world.wait(lambda: len(world.served("a")) == 1 and world.served("a") != old)
+
+    run_world(main)
+
+
+def test_removing_and_adding_a_model_again_ends_with_one_replica_whatever_the_timing() -> None:
+    for pause in (0.0, 0.2, 1.0, 3.0):
+
+        async def main(world: World, pause: float = pause) -> None:
+            controller = await world.start_control(model("a"), model("b"))
+            await world.add_node("n1")
+            await world.wait(lambda: bool(world.served("a") and world.served("b")))
+            of_b = world.served("b")
+            await controller.models.remove("a")
+            await trio.sleep(pause)
+            await controller.models.apply((model("a"),))
+            await world.wait(lambda: len(world.served("a")) == 1)
+            await trio.sleep(60)
+            assert len(world.ready("a")) == 1
+            assert world.served("b") == of_b
+
+        run_world(main)
+
+
+def test_a_refused_start_is_believed_and_tried_again_later_without_a_storm() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        missing = {"now": True}
+        asked: list[float] = []
+
+        def refuses(order):
+            asked.append(trio.current_time())
+            return Invalid("checkpoint missing: /x", code="checkpoint_missing") if missing["now"] else None
+
+        await world.add_node("n1", behaviour=Behaviour(refuses=refuses))
+        await trio.sleep(100)
+        assert 2 <= len(asked) <= 5
+        assert "checkpoint missing: /x" in controller.explain("model/a").rejections[0].text
+        missing["now"] = False
+        await world.wait(lambda: len(world.served("a")) == 1)
+
+    run_world(main)
+
+
+def test_a_taken_port_is_answered_with_another_port() -> None:
+    async def main(world: World) -> None:
+        await world.start_control(model("a"))
+        await world.add_node(
+            "n1", behaviour=Behaviour(refuses=lambda order: Conflict("port taken", code="port_taken") if order.port == 20000 else None)
+        )
+        await world.wait(lambda: len(world.served("a")) == 1)
+        assert world.router.endpoints.endpoints[0].url.endswith(":20001")
+
+    run_world(main)
+
+
+def test_a_command_of_a_deposed_leader_is_refused_by_the_agent() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        node = await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        (replica,) = world.ready("a")
+        old = controller.leadership.token
+        controller = await world.restart_control()
+        await world.wait(lambda: len(world.ready("a")) == 1)
+        stale = m.Command(attrs.evolve(old), "late", 1, m.StopReplica(replica, "from the grave"))
+        controller.sessions.send_nowait(node.id, stale)
+        await trio.sleep(10)
+        assert node.replicas.stopped == 0
+        assert world.served("a") == [replica]
+
+    run_world(main)
+
+
+def test_a_leader_that_meets_a_higher_epoch_acquires_above_it() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        node = await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        elsewhere = FencingToken(controller.leadership.cluster_id, 41, "ctl-other")
+        controller.sessions.send_nowait(node.id, m.LeaderHello(elsewhere))
+        await trio.sleep(1)
+        await controller.models.scale("a", 2)
+        await world.wait(lambda: len(world.served("a")) == 2)
+        assert controller.leadership.epoch == 42
+
+    run_world(main)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"not json", "not JSON"),
+        (b'{"type":"Nope"}', "malformed"),
+        (b'{"type":"Inventory","facts":1}', "malformed"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"type":"LeaderHello","token":{"cluster_id":"c1","epoch":9,"owner":"x"}}', "does not send"),
+    ],
+)
+def test_a_malformed_or_unexpected_message_ends_that_session_with_a_reason_and_disturbs_nobody(data: bytes, reason: str) -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        node = await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        mine, theirs = channel_pair("evil")
+        world.nursery.start_soon(controller.sessions.run, theirs)
+        facts = attrs.evolve(node.facts(), id="evil", name="evil", boot_id="x")
+        await mine.send(m.AgentHello(facts, "", 0, ""))
+        assert isinstance(await mine.receive(), m.ServerHello)
+        await mine.send_bytes(data)
+        while not isinstance(message := await mine.receive(), m.Goodbye):
+            pass
+        assert reason in message.text
+        await trio.sleep(30)
+        assert len(world.served("a")) == 1
+        assert controller.sessions.connected() == (node.id,)
+
+    run_world(main)
+
+
+def test_a_cloned_identity_a_foreign_cluster_and_a_taken_name_are_turned_away() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control()
+        node = await world.add_node("n1")
+        await world.wait(lambda: controller.sessions.connected() == (node.id,))
+
+        async def knock(hello: m.AgentHello) -> m.Goodbye:
+            mine, theirs = channel_pair("other")
+            world.nursery.start_soon(controller.sessions.run, theirs)
+            await mine.send(hello)
+            message = await mine.receive()
+            assert isinstance(message, m.Goodbye)
+            assert message.final
+            return message
+
+        facts = node.facts()
+        assert "cloned disk" in (await knock(m.AgentHello(attrs.evolve(facts, boot_id="other"), "", 0, ""))).text
+        assert "belongs to cluster" in (await knock(m.AgentHello(attrs.evolve(facts, id="x", name="y"), "other", 0, ""))).text
+        assert "belongs to node" in (await knock(m.AgentHello(attrs.evolve(facts, id="x"), "", 0, ""))).text
+        assert "speaks protocol" in (await knock(m.AgentHello(facts, "", 0, "", protocol=99))).text
+        assert controller.sessions.connected() == (node.id,)
+
+    run_world(main)
+
+
+def test_edits_race_by_revision() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control()
+        change = await controller.models.put(model("a"), 0)
+        assert change.change == "created"
+        with pytest.raises(PreconditionFailed):
+            await controller.models.put(model("a", 2), 0)
+        await controller.models.put(model("a", 2), change.revision)
+        with pytest.raises(PreconditionFailed):
+            await controller.models.put(model("a", 3), change.revision)
+        with pytest.raises(NotFound, match="did you mean"):
+            controller.models.get("aa")
+        with pytest.raises(Invalid, match="already by model"):
+            await controller.models.apply((attrs.evolve(model("b"), aliases=("a",)),))
+        assert controller.models.catalog.get("a").replicas == ReplicaCounts(0, 10, 2)
+
+    run_world(main)
+
+
+def test_without_a_store_the_file_is_the_catalog_and_ctl_is_told_so() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        with pytest.raises(Conflict, match=r"/etc/llmgw\.toml"):
+            await controller.models.apply((model("b"),))
+
+    run_world(main, file="/etc/llmgw.toml")
+
+
+def test_the_same_list_is_not_sent_twice() -> None:
+    async def main(world: World) -> None:
+        await world.start_control(model("a"))
+        await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        sent = len(world.router.history)
+        await trio.sleep(120)
+        assert len(world.router.history) == sent
+
+    run_world(main)
+
+
+def test_one_seed_gives_one_history() -> None:
+    def history(seed: int) -> list[object]:
+        seen: list[object] = []
+
+        async def main(world: World) -> None:
+            await world.start_control(model("a", 3), model("b", 2))
+            for name in ("n1", "n2", "n3"):
+                await world.add_node(name)
+            await world.wait(lambda: len(world.served("a")) == 3 and len(world.served("b")) == 2)
+            seen.extend((stamp, endpoints) for stamp, endpoints in world.router.history)
+
+        run_world(main, seed)
+        return seen
+
+    assert history(5) == history(5)
+    assert history(5) != history(6)

@@ -1,0 +1,177 @@
+"""Properties of the planner: what must hold for every cluster, however it came to be."""
+
+from __future__ import annotations
+
+import random
+
+import attrs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgw.control.observed import Desired, Observed
+from llmgw.control.placement import HOLDS_MEMORY, per_device_mib
+from llmgw.control.planning import plan_replicas
+from llmgw.domain.node import DeviceKind, NodeState
+from llmgw.domain.plan import Forget, Plan, Start, Stop, Withdraw
+from llmgw.domain.replica import ReplicaState
+from tests.property.strategies import PlanWorld, fresh_ids, plan_worlds
+
+ROUNDS_MAX = 60  # far above what five replicas and starts_max 1 can need
+
+
+def plan(world: PlanWorld) -> Plan:
+    return plan_replicas(world.desired, world.observed, fresh_ids())
+
+
+def settle(world: PlanWorld) -> tuple[PlanWorld, Plan]:
+    """Carries out plan after plan until one asks for nothing."""
+    for round_number in range(ROUNDS_MAX):
+        last = plan_replicas(world.desired, world.observed, fresh_ids(f"r{round_number}"))
+        if not last.actions:
+            return world, last
+        world = world.after(last)
+    raise AssertionError(f"still planning after {ROUNDS_MAX} rounds: {last.actions}")
+
+
+@given(plan_worlds())
+@settings(max_examples=400, deadline=None)
+def test_no_plan_promises_more_memory_on_a_device_than_it_has(world: PlanWorld) -> None:
+    made = plan(world)
+    for node in world.observed.nodes:
+        starts = [action for action in made.actions if isinstance(action, Start) and action.node == node.id]
+        for device in node.facts.devices:
+            here = [start.order for start in starts if device.id in start.order.devices]
+            if not here:
+                continue
+            there = [
+                replica.report.order
+                for replica in world.observed.replicas
+                if replica.node == node.id
+                and device.id in replica.report.order.devices
+                and (replica.state in HOLDS_MEMORY or replica.report.pid)
+            ]
+            promised = sum(per_device_mib(order.memory_mib, len(order.devices)) for order in (*here, *there))
+            assert promised + device.foreign_mib <= device.total_mib
+            assert device.known
+            if device.kind is DeviceKind.GPU and len(here) + len(there) > 1:
+                assert all(order.profile.share_gpu for order in (*here, *there))
+
+
+@given(plan_worlds())
+@settings(max_examples=400, deadline=None)
+def test_carrying_out_a_plan_leaves_nothing_more_to_plan(world: PlanWorld) -> None:
+    settled, last = settle(world)
+    assert last.actions == ()
+    for model in world.desired.catalog.models:
+        running = [r for r in settled.observed.replicas if r.model == model.name and r.state is ReplicaState.READY]
+        closing = {closing.replica for closing in settled.observed.closings}
+        heard = {node.id for node in settled.observed.nodes if node.state is NodeState.READY and node.connected}
+        staying = [r for r in running if r.id not in closing and r.node in heard]
+        unheard = [r for r in running if r.node not in heard]
+        assert (
+            len(staying) <= model.replicas.count + len(unheard)
+            or any(node.draining for node in settled.observed.nodes)
+            or world.desired.holds
+        )
+
+
+@given(plan_worlds())
+@settings(max_examples=300, deadline=None)
+def test_with_nothing_newly_asked_or_lost_no_ready_replica_moves(world: PlanWorld) -> None:
+    settled, _ = settle(world)
+    again = plan_replicas(settled.desired, settled.observed, fresh_ids("again"))
+    assert again.actions == ()
+    older = attrs.evolve(
+        settled,
+        observed=attrs.evolve(
+            settled.observed,
+            replicas=tuple(attrs.evolve(r, report=attrs.evolve(r.report, age_s=r.report.age_s + 3600)) for r in settled.observed.replicas),
+        ),
+    )
+    assert plan(older).actions == ()
+
+
+@given(plan_worlds(), st.randoms(use_true_random=False))
+@settings(max_examples=300, deadline=None)
+def test_the_order_of_the_input_changes_nothing(world: PlanWorld, rng: random.Random) -> None:
+    def shuffled(items):
+        listed = list(items)
+        rng.shuffle(listed)
+        return tuple(listed)
+
+    observed = Observed(*(shuffled(getattr(world.observed, field.name)) for field in attrs.fields(Observed)))
+    desired: Desired = attrs.evolve(world.desired, holds=shuffled(world.desired.holds))
+    assert plan_replicas(desired, observed, fresh_ids()) == plan(world)
+
+
+@given(plan_worlds())
+@settings(max_examples=300, deadline=None)
+def test_nothing_is_placed_on_a_node_that_is_cordoned_held_lost_or_not_heard(world: PlanWorld) -> None:
+    held = {hold.facility for hold in world.desired.holds}
+    nodes = {node.id: node for node in world.observed.nodes}
+    for action in plan(world).actions:
+        node = nodes[action.node]
+        assert node.state is NodeState.READY
+        assert node.connected
+        if isinstance(action, Start):
+            assert not node.cordoned
+            assert not node.draining
+            assert node.facts.facility not in held
+            labels = node.facts.labels
+            assert all(labels.get(key) == value for key, value in action.order.profile.selector.items())
+            assert node.facts.ports[0] <= action.order.port <= node.facts.ports[1]
+
+
+@given(plan_worlds())
+@settings(max_examples=300, deadline=None)
+def test_nothing_is_started_before_every_known_node_has_answered_or_its_grace_has_passed(world: PlanWorld) -> None:
+    awaited = [n for n in world.observed.nodes if n.state is NodeState.UNKNOWN and n.awaited_s < world.desired.settings.grace_s]
+    starts = [action for action in plan(world).actions if isinstance(action, Start)]
+    assert not (awaited and starts)
+
+
+@given(plan_worlds())
+@settings(max_examples=300, deadline=None)
+def test_a_ready_replica_is_stopped_only_after_it_was_withdrawn_and_let_go_or_overdue(world: PlanWorld) -> None:
+    closings = {closing.replica: closing for closing in world.observed.closings}
+    states = {replica.id: replica.state for replica in world.observed.replicas}
+    for action in plan(world).actions:
+        if isinstance(action, Stop):
+            assert action.replica in closings
+            closing = closings[action.replica]
+            assert closing.let_go or closing.left_s <= 0 or states[action.replica] is not ReplicaState.READY
+        if isinstance(action, Withdraw):
+            assert action.replica not in closings
+        if isinstance(action, Forget):
+            assert states[action.replica] in (ReplicaState.STOPPED, ReplicaState.FAILED)
+
+
+@given(plan_worlds())
+@settings(max_examples=300, deadline=None)
+def test_no_two_starts_share_a_port_or_an_id_and_no_more_start_than_may(world: PlanWorld) -> None:
+    starts = [action for action in plan(world).actions if isinstance(action, Start)]
+    used = [(replica.node, replica.report.order.port) for replica in world.observed.replicas]
+    ports = [(start.node, start.order.port) for start in starts]
+    assert len(set(ports)) == len(ports)
+    assert not set(ports) & set(used)
+    assert len({start.order.id for start in starts}) == len(starts)
+    coming = sum(r.state in (ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.LOADING) for r in world.observed.replicas)
+    assert len(starts) <= max(0, world.desired.settings.starts_max - coming)
+
+
+@given(plan_worlds())
+@settings(max_examples=300, deadline=None)
+def test_every_model_that_lacks_a_replica_says_why(world: PlanWorld) -> None:
+    settled, last = settle(world)
+    said = {reason.object for reason in last.reasons}
+    closing = {closing.replica for closing in settled.observed.closings}
+    for model in settled.desired.catalog.models:
+        live = [
+            r
+            for r in settled.observed.replicas
+            if r.model == model.name
+            and r.id not in closing
+            and r.state in (ReplicaState.READY, ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.LOADING)
+        ]
+        if len(live) < model.replicas.count:
+            assert f"model/{model.name}" in said

@@ -1,0 +1,126 @@
+"""Models between their tables and the domain: what comes back is what went in, and any input gives a value or faults."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tomllib
+
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.domain.errors import Fault, Invalid
+from llmgw.domain.model import CPU_BY_DEFAULT, ENGINES, ModelKind, ModelSpec, Profile, ReplicaCounts
+from llmgw.settings.load import load_text
+from llmgw.settings.objects import model_from_table, model_to_table, parse_time, read_endpoints, read_keys, read_model, read_models
+
+words = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp"), exclude_characters="\x00"), min_size=1, max_size=12)
+arguments = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x00"), max_size=12)
+numbers = st.floats(0, 1_000_000, allow_nan=False)
+
+
+@st.composite
+def profiles(draw: st.DrawFn, name: str) -> Profile:
+    engine = draw(st.sampled_from(ENGINES))
+    needs_files = engine in ("xllamacpp", "llama.cpp", "vllm", "sglang")
+    return Profile(
+        name=name,
+        engine=engine,
+        checkpoint=draw(words) if needs_files else "",
+        gpus=draw(st.integers(0, 16)),
+        share_gpu=draw(st.booleans()),
+        memory_mib=draw(st.integers(0, 10**6)),
+        args=tuple(draw(st.lists(arguments, max_size=3))),
+        env=draw(st.dictionaries(st.sampled_from(["A", "B_1"]), arguments)),
+        selector=draw(st.dictionaries(words, words, max_size=2)),
+        priority=draw(st.integers(-5, 5)),
+        weight=draw(numbers),
+        command=("/bin/x", *draw(st.lists(arguments, max_size=2))) if engine == "command" else (),
+        ready_path=draw(st.sampled_from(["/health", "/v1/models"])),
+        url="https://api.example/base" if engine == "openai" else "",
+        api_key_env=draw(st.sampled_from(["", "KEY"])),
+    )
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelSpec:
+    least, count, most = sorted(draw(st.lists(st.integers(0, 20), min_size=3, max_size=3)))
+    names = draw(st.lists(words, min_size=1, max_size=4, unique=True))
+    labels = draw(st.lists(words, min_size=1, max_size=3, unique=True))
+    return ModelSpec(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        profiles=tuple(draw(profiles(label)) for label in labels),
+        kind=draw(st.sampled_from(ModelKind)),
+        pool=draw(words),
+        replicas=ReplicaCounts(least, most, count),
+        idle_stop_s=draw(numbers),
+    )
+
+
+@given(models())
+def test_a_model_comes_back_from_its_table_as_it_went_in(spec):
+    table = model_to_table(spec)
+    assert model_from_table(table) == spec
+    assert model_from_table(json.loads(json.dumps(table))) == spec
+    text = tomli_w.dumps({"model": [table]})
+    assert model_from_table(tomllib.loads(text)["model"][0]) == spec
+    assert load_text(text, source="t").models == (spec,)
+
+
+def test_a_table_leaves_out_what_is_at_its_default():
+    for engine in ENGINES:
+        needed = {"command": {"command": ["/x"]}, "openai": {"url": "http://h"}, "ollama": {}}.get(engine, {"checkpoint": "/c"})
+        table = {"name": "m", "replicas": 1, "profile": [{"name": engine, "engine": engine, **needed}]}
+        assert model_to_table(model_from_table(table)) == table
+        assert model_from_table(table).profiles[0].gpus == (0 if engine in CPU_BY_DEFAULT else 1)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["name", "engine", "profile", "replicas", "min", "x"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(plain, plain, plain)
+def test_whatever_plain_data_comes_in_the_answer_is_a_value_or_faults(first, second, third):
+    raw = {"name": first, "profile": [{"engine": "ollama", "weight": second}], "replicas": third, "aliases": second}
+    for candidate in (first, raw):
+        found: list[Fault] = []
+        spec = read_model(candidate, "model", found)
+        assert (spec is None) == bool(found)
+        assert spec is None or model_from_table(model_to_table(spec)) == spec
+    faults: list[Fault] = []
+    read_models(first, "model", faults)
+    read_keys([{"name": first, "key": second, "expires": third}], "auth.key", faults, [])
+    read_endpoints([{"id": first, "url": second, "models": third, "aliases": third}], "endpoint", faults, {})
+
+
+def test_json_has_no_table_and_no_null_where_the_schema_wants_a_value():
+    with pytest.raises(Invalid) as caught:
+        model_from_table({"name": None, "profile": [{"engine": "ollama", "gpus": None}], "replicas": None}, "body")
+    found = {fault.path: fault.reason for fault in caught.value.faults}
+    assert found == {
+        "body.name": "expected str, not null",
+        "body.replicas": "expected int or a table, not null",
+        "body.profile[0].gpus": "expected int, not null",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1970-01-01T00:00:00Z", 0), ("1970-01-01t00:00:00.123456789z", 0.123456), ("1970-01-02T00:00:00-00:30", 88_200)]
+)
+def test_a_time_with_a_zone_is_read(text, seconds):
+    assert parse_time(text) == pytest.approx(seconds)
+
+
+@given(st.text(max_size=30) | st.from_regex(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(Z|\+\d\d:\d\d)", fullmatch=True))
+def test_a_time_is_read_or_refused_with_a_reason(text):
+    with contextlib.suppress(ValueError):  # any other error is a bug
+        assert isinstance(parse_time(text), float)
