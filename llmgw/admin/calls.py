@@ -8,14 +8,14 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
 from llmgw.admin import json_body
 from llmgw.admin.auth import Principal
-from llmgw.domain.errors import Invalid, PreconditionRequired
+from llmgw.domain.errors import Invalid, PreconditionFailed, PreconditionRequired
 from llmgw.store.admin_tokens import Role
 from llmgw.store.audit import Origin
 from llmgw.store.idempotency import KEY_BYTES_MAX
@@ -32,7 +32,7 @@ class Reply:
     data: Any = None
     status: int = 200
     headers: Mapping[str, str] = attrs.field(factory=dict)
-    stream: Callable[[], AsyncIterator[bytes]] | None = None
+    stream: Callable[[], AsyncGenerator[bytes, None]] | None = None
     content_type: str = "application/json"
     text: str | None = None
 
@@ -89,21 +89,21 @@ class Call:
     def expected_revision(self, current: int) -> int | None:
         """The revision that an edit began from: 0 for "there must be none", None for any that is there; `current` 0: none.
 
-        Raises PreconditionRequired where the request names none.
+        Raises PreconditionRequired where the request names none, PreconditionFailed where it cannot be the one that is there.
         """
-        none_match, match = self.headers.get("if-none-match"), self.headers.get("if-match")
-        if none_match is not None and none_match.strip() == "*":
-            return 0
+        match = self.headers.get("if-match")
         if match is None:
+            if self.headers.get("if-none-match", "").strip() == "*":
+                return 0
             raise PreconditionRequired(
                 'an edit names the revision it began from: If-Match: "REVISION" (or If-None-Match: * to create)', param="If-Match"
             )
-        if match.strip() == "*":
-            return None if current else -1
-        given = [found[1] for part in match.split(",") if (found := _ETAG.match(part.strip()))]
-        if str(current) in given:
+        if match.strip() == "*" and current:
+            return None
+        if current and any(found[1] == str(current) for part in match.split(",") if (found := _ETAG.match(part.strip()))):
             return current
-        return int(given[0]) if given and int(given[0]) else -1
+        now = f"it is at revision {current}" if current else "it is not there"
+        raise PreconditionFailed(f"the edit began from {match[:40]}, but {now}: read it again")
 
 
 def page(call: Call, name: str, rows: Sequence[dict[str, Any]], key: str) -> Reply:

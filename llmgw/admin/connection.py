@@ -7,6 +7,7 @@ draining server says so. It knows no route.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from io import BytesIO, StringIO
@@ -35,6 +36,7 @@ READ_BYTES: Final = 65_536  # of one read: as much as a socket usually has
 # What h11 may hold of an unfinished head. Far above the limit that we apply ourselves, so that it is ours that decides and the
 # same request does not pass or fail by how it was cut into segments.
 HEAD_BYTES_UNFINISHED_MAX: Final = 262_144
+_STILL_SENDING: Final = (h11.SEND_BODY, h11.ERROR)  # an end of ours now would reset the connection under our own answer
 _PARSER_SAYS: Final = {
     400: ("malformed_request", "this is not a valid HTTP/1.1 request"),
     431: ("header_too_large", "the request's headers are too large"),
@@ -75,7 +77,7 @@ class Http1(H11Protocol):
 class _BoundedBuffer(WebsocketBuffer):
     """Keeps one byte above the limit and drops the rest: who decodes the message finds it too large and says so to the peer."""
 
-    def extend(self, event: Message) -> None:
+    def extend(self, event: Message[Any]) -> None:
         if self.value is None:
             self.value = StringIO() if isinstance(event, TextMessage) else BytesIO()
         self.length += cast(Any, self.value).write(event.data[: max(0, self.max_length + 1 - self.length)])
@@ -95,6 +97,7 @@ class Connection:
         self._idle = TrioSingleTask()
         self._send_turn = trio.Lock()
         self._closing = False
+        self._reader = trio.lowlevel.current_task()  # the task that makes a connection also runs it
         self._ended = trio.Event()  # nothing more comes from the client
 
     async def run(self) -> None:
@@ -138,6 +141,8 @@ class Connection:
         if isinstance(event, RawData):
             await self._send(event.data)
         elif isinstance(event, Closed):
+            if trio.lowlevel.current_task() is self._reader and self._protocol.connection.our_state is h11.SEND_BODY:
+                return  # what follows the request is no HTTP: the answer that is under way is finished first, and its end closes
             await self._close()
             await self._protocol.handle(Closed())
         elif isinstance(event, Updated):
@@ -149,6 +154,8 @@ class Connection:
     async def _send(self, data: bytes) -> None:
         """Shielded, so that half a frame never goes out, and bounded, so that a peer who does not read cannot hold us."""
         async with self._send_turn:
+            if self._closing:
+                return
             try:
                 with trio.move_on_after(self._limits.send_stall_s, shield=True) as scope:
                     await self._stream.send_all(data)
@@ -176,16 +183,18 @@ class Connection:
         await self._protocol.handle(Closed())
 
     async def _close(self) -> None:
-        """Says that nothing more comes from us, and lets the client finish: closing at once would reset what it has not read."""
+        """Says that nothing more comes from us; a client that is still sending is let finish."""
         if self._closing:
             return
         self._closing = True
-        if isinstance(self._stream, trio.SocketStream):
-            try:
-                await self._stream.send_eof()
-            except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-                pass  # it is gone already
-        self._tasks.spawn(self._linger)
+        async with self._send_turn:
+            if isinstance(self._stream, trio.SocketStream):
+                with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):  # it is gone already
+                    await self._stream.send_eof()
+        if self._protocol.connection.their_state in _STILL_SENDING:
+            self._tasks.spawn(self._linger)
+        else:
+            await trio.aclose_forcefully(self._stream)
 
     async def _linger(self) -> None:
         with trio.move_on_after(self._limits.linger_s):

@@ -62,7 +62,7 @@ class AdminApp:
         refused = refusal(scope, self.limits.head_bytes)
         if refused is not None:
             status, code, message = refused
-            await answer(scope, receive, send, status, error_body("invalid", code, message))
+            await answer(scope, receive, send, status, error_body("not_found" if status == 404 else "invalid", code, message))
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["path"] == SESSION_PATH:
@@ -86,6 +86,8 @@ def refusal(scope: Scope, head_bytes_max: int) -> tuple[int, str, str] | None:
         return 400, "two_framings", "a request has Transfer-Encoding or Content-Length, not both"
     if not scope["raw_path"].startswith(b"/"):
         return 400, "malformed_request", "the request's target is a path that begins with /"
+    if scope["raw_path"].startswith(b"//"):  # the framework would take //x for /x
+        return 404, "not_found", "there is nothing at a path that begins with two slashes"
     return None
 
 

@@ -22,20 +22,24 @@ from hypercorn.typing import AppWrapper
 
 from llmgw.admin.connection import Connection, Stream, hypercorn_config
 from llmgw.admin.edge import AdminApp
+from llmgw.admin.limits import Limits
 from llmgw.domain.errors import Invalid, Unavailable
 from llmgw.protocol.codec import MESSAGE_BYTES_MAX
-from llmgw.settings.address import TcpAddress, UnixAddress
+from llmgw.settings.address import TcpAddress, UnixAddress, parse_listen
 
 BACKLOG: Final = 512  # connections that wait to be accepted: a fleet of agents may come back at once
 log = structlog.get_logger("llmgw.admin")
 
 
-def open_sockets(address: TcpAddress | UnixAddress, send_stall_s: float) -> list[socket.socket]:
+def bind_admin(listen: str | TcpAddress | UnixAddress, send_stall_s: float = Limits().send_stall_s) -> list[socket.socket]:
     """Listening sockets for every address that the name stands for. Raises `Unavailable` (port_taken, ...) and `Invalid`.
+
+    `listen` may be the text of a file: host:port, [v6]:port, unix:/path. The caller closes them, or gives them to `serve_admin`.
 
     TCP_USER_TIMEOUT is set here and inherited by what is accepted: the kernel lets go of a peer that takes nothing, also
     where a cancel cannot reach.
     """
+    address = _parse(listen) if isinstance(listen, str) else listen
     if isinstance(address, UnixAddress):
         return [_open_unix(address)]
     try:
@@ -62,6 +66,13 @@ def open_sockets(address: TcpAddress | UnixAddress, send_stall_s: float) -> list
             one.close()
         raise _not_opened(address, err) from err
     return opened
+
+
+def _parse(text: str) -> TcpAddress | UnixAddress:
+    try:
+        return parse_listen(text)
+    except ValueError as err:
+        raise Invalid(str(err), param="admin_listen") from err
 
 
 def _open_unix(address: UnixAddress) -> socket.socket:

@@ -160,6 +160,13 @@ class Replica:
             in_rotation=life.in_rotation,
         )
 
+    def recall(self) -> None:
+        """Reads back the last lines of what failed before this agent began. Blocking."""
+        if self.life.state is ReplicaState.FAILED:
+            self._log_tail = self.logs.tail(self.life.attempt)
+        elif self.life.state is ReplicaState.STARTING and self.life.attempt > 1:
+            self._log_tail = self.logs.tail(self.life.attempt - 1)
+
     # --- commands
 
     def stop(self, why: str, grace_s: float) -> None:
@@ -302,8 +309,10 @@ class Replica:
         if failure:
             return _Unwell("probe", f"its first probe failed: {failure}")
         self._progress = Progress(self._machine.now_s())
+        # On disk before it is told: an agent that ends right after must not come back to an engine that is "loading" again.
+        await self._save(attrs.evolve(self._record, life=lifecycle.proved(self.life, self._machine.now_s())))
+        await trio.lowlevel.checkpoint()  # a stop may have come meanwhile, and then this is no more
         self._become(lifecycle.proved(self.life, self._machine.now_s()))
-        await self._save()
         self._tell("replica.ready", f"ready on attempt {self.life.attempt}", Level.INFO)
         return None
 
@@ -342,8 +351,8 @@ class Replica:
                 if proofs >= progress.PROOFS_TO_RETURN:
                     self._progress = progress.pardoned(self._progress, self._machine.now_s())
                     self._become(lifecycle.returned(self.life, self._machine.now_s()))
-                    await self._save()
                     self._tell("replica.returned", f"{proofs} probes in a row succeeded: in rotation again", Level.INFO)
+                    await self._save()
                 elif failure and self._machine.now_s() - self.life.since_s >= limit_s:
                     return _Unwell(self.life.reason, f"its probes failed for {limit_s:g} s: {failure}")
             await self._machine.sleep_until(self._machine.now_s() + between_s)
@@ -416,7 +425,6 @@ class Replica:
         if self._asked_to_stop():  # it may have come while the log was read
             return
         self._become(lifecycle.ended(self.life, self.order.restart, reason, exit_code, self._machine.now_s()))
-        await self._save()
         text = f"{reason}{f' ({detail})' if detail else ''} on attempt {attempt}"
         last = f"; last line: {self._log_tail[-1]}" if self._log_tail else ""
         if self.life.state is ReplicaState.FAILED:
@@ -424,6 +432,7 @@ class Replica:
         else:
             due_s = max(0.0, self.life.start_at_s - self._machine.now_s())
             self._tell("replica.crashed", f"{text}; next start in {due_s:.0f} s{last}", Level.WARNING)
+        await self._save()
 
     async def _restart(self, why: str) -> None:
         """A command asked for it. A stop that comes meanwhile wins."""
@@ -434,8 +443,8 @@ class Replica:
         if self._asked_to_stop():
             return
         self._become(lifecycle.restarted(self.life, why, self._machine.now_s()))
-        await self._save()
         self._tell("replica.restarting", why, Level.INFO)
+        await self._save()
 
     async def _stop(self) -> None:
         await self._save()  # the wish survives the agent
@@ -504,10 +513,10 @@ class Replica:
         self._record = attrs.evolve(self._record, life=life, boot_id=self._site.boot_id)
         self._site.changed(self.report())
 
-    async def _save(self) -> None:
-        """Writes the newest record. A disk that refuses is told and does not stop the engine."""
+    async def _save(self, ahead: Record | None = None) -> None:
+        """Writes the newest record, or what it is about to become. A disk that refuses is told and does not stop the engine."""
         async with self._saving:
-            record = self._record
+            record = ahead or self._record
             folder = self._site.folder(record.order.id)
 
             def work() -> None:

@@ -301,6 +301,7 @@ class Supervisor:
                     self._tell(kind, verdict.why, f"replica/{record.order.id}", Level.WARNING)
                 replica = Replica(site, lost)
             self._replicas[replica.id] = replica
+            await self._machine.run_sync(replica.recall)
         await self._reap_orphans(everything, reap)
         await self._machine.run_sync(self._cap_all)  # before anything else is written
 

@@ -21,7 +21,7 @@ def check(file: Path, role: str | None) -> None:
     held = [
         f"{count} {noun if count == 1 else plural}"
         for count, noun, plural in (
-            (len(loaded.given), "key", "keys"),
+            (len(loaded.given - {"model", "auth.key", "endpoint"}), "key", "keys"),
             (len(loaded.models), "model", "models"),
             (len(loaded.keys), "client key", "client keys"),
             (len(loaded.endpoints), "endpoint", "endpoints"),

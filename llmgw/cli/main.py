@@ -68,7 +68,9 @@ def _run(args: Sequence[str] | None) -> int:
         return 2
     except click.exceptions.Exit as err:
         return err.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except click.Abort:  # also Ctrl-C in a command: click has ended the line then
+        return EXIT_INTERRUPTED
+    except KeyboardInterrupt:
         _say("")
         return EXIT_INTERRUPTED
     except click.ClickException as err:
@@ -101,6 +103,10 @@ def _failed(err: BaseException) -> int:
         if isinstance(one, LlmgwError):
             _say(f"llmgw: {one.message or one.code}")
             code = code or one.exit_code
+        elif isinstance(one, OSError) and one.strerror:
+            file = f"{one.filename}: " if one.filename is not None else ""
+            _say(f"llmgw: {file}{one.strerror} ({DEBUG_VARIABLE}=1 shows where)")
+            code = EXIT_BROKEN
         else:
             reason = " ".join(str(one).split())
             _say(f"llmgw: failed: {type(one).__name__}{': ' + reason if reason else ''} ({DEBUG_VARIABLE}=1 shows where)")

@@ -164,8 +164,8 @@ class Controller:
     def replace_settings(self, settings: Settings, objects: Objects) -> None:
         """A changed file is in force: live keys, and where the file is the catalog its models, keys and endpoints."""
         self.settings = settings
+        self._objects = objects if self.file else attrs.evolve(self._objects, keys=objects.keys)
         if self.file:
-            self._objects = objects
             self.models.replace_from_file(objects.catalog)
         for sink in self._policy_sinks:
             sink.set_policy(self.policy())

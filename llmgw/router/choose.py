@@ -79,7 +79,7 @@ def choose(
             return Choice(candidate, reason if index == 0 else f"{reason}_tier{index}")
     # Time-outs alone take nobody out for good: where all that is left is slow, the slow serve.
     for tier in tiers:
-        slow = [c for c in tier if _why(c, view, now_s, max_inflight, tried, True) is None]
+        slow = [c for c in tier if _why(c, view, now_s, max_inflight, tried, slow_too=True) is None]
         if slow:
             return Choice(slow[0] if len(slow) == 1 else rng.choice(slow), "slow_only")
     return _shortage(tiers, view, now_s, max_inflight, tried)
@@ -91,16 +91,18 @@ def _why(
     now_s: float,
     max_inflight: int,
     tried: Container[EndpointId],
-    lenient: bool,
+    *,
+    slow_too: bool = False,
+    resting_too: bool = False,
 ) -> Why | None:
-    """Why not this one? `lenient`: slowness and a rest are overlooked, because there is nobody else."""
+    """Why not this one? Slowness, or a rest it asked for, may be overlooked where there is nobody else."""
     endpoint = candidate.endpoint
     if endpoint.id in tried:
         return Why.TRIED
     state = view(endpoint.id)
-    if not state.breaker.admits(now_s) and not (lenient and state.breaker.slow):
+    if not state.breaker.admits(now_s) and not (slow_too and state.breaker.slow):
         return Why.BROKEN
-    if state.resting_until_s > now_s:
+    if state.resting_until_s > now_s and not resting_too:
         return Why.RESTING
     limit = endpoint.max_inflight or max_inflight
     if limit and state.in_flight >= limit:
@@ -119,17 +121,18 @@ def _pick(
     only: bool,
 ) -> tuple[Candidate, str] | None:
     if only:
-        return (tier[0], "only") if _why(tier[0], view, now_s, max_inflight, tried, True) is None else None
+        why = _why(tier[0], view, now_s, max_inflight, tried, slow_too=True, resting_too=True)
+        return (tier[0], "only") if why is None else None
     usable: list[Candidate] = []
     if len(tier) > SCAN_MAX:
         for _ in range(DRAWS_MAX):
             drawn = tier[int(rng.random() * len(tier))]
-            if drawn not in usable and _why(drawn, view, now_s, max_inflight, tried, False) is None:
+            if drawn not in usable and _why(drawn, view, now_s, max_inflight, tried) is None:
                 usable.append(drawn)
                 if len(usable) == 2:
                     break
     if len(usable) < 2:
-        usable = [c for c in tier if _why(c, view, now_s, max_inflight, tried, False) is None]
+        usable = [c for c in tier if _why(c, view, now_s, max_inflight, tried) is None]
     if not usable:
         return None
     weighted = [c for c in usable if c.endpoint.weight > 0]
@@ -171,7 +174,7 @@ def _shortage(
     waits: dict[Why, float] = {}
     for tier in tiers:
         for candidate in tier:
-            why = _why(candidate, view, now_s, max_inflight, tried, False)
+            why = _why(candidate, view, now_s, max_inflight, tried)
             state = view(candidate.endpoint.id)
             wait_s = SATURATED_RETRY_S
             if why is Why.BROKEN:

@@ -233,6 +233,9 @@ class RequestReader:
                 self._fail(400, "bad_request", f"the request head cannot be read: {error or 'it is not whole'}")
             return False
         head.method = parser.get_method().decode("latin-1")
+        if head.target.startswith((b"http://", b"https://")):  # the absolute form means the same as its path
+            slash = head.target.find(b"/", head.target.find(b"//") + 2)
+            head.target = head.target[slash:] if slash >= 0 else b"/"
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
             self._fail(505, "http_version", f"HTTP/{version} is not spoken here; use HTTP/1.1")
@@ -363,8 +366,20 @@ class ResponseReader:
     """
 
     __slots__ = (
-        "_fed", "_interim", "_keep_alive", "_parser", "_parts", "broken", "complete", "framing", "head_done", "headers",
-        "length", "status", "surplus",
+        "_fed",
+        "_interim",
+        "_keep_alive",
+        "_parser",
+        "_parts",
+        "_spoiled",
+        "broken",
+        "complete",
+        "framing",
+        "head_done",
+        "headers",
+        "length",
+        "status",
+        "surplus",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -380,11 +395,12 @@ class ResponseReader:
         self._fed = 0
         self._interim = False
         self._keep_alive = False
+        self._spoiled = False
         self._parser: Any = httptools.HttpResponseParser(self)
 
     @property
     def reusable(self) -> bool:
-        return self.complete and not self.surplus and not self.broken and self._keep_alive and self.framing is not Framing.EOF
+        return self.complete and not (self.surplus or self.broken or self._spoiled) and self._keep_alive and self.framing is not Framing.EOF
 
     def get(self, name: bytes) -> bytes | None:
         for key, value in self.headers:
@@ -406,10 +422,23 @@ class ResponseReader:
         except httptools.HttpParserUpgrade:
             self.broken = "the engine switched protocols"
         except httptools.HttpParserError as err:
-            if self.complete:
+            if self._over():
                 self.surplus = True
             else:
                 self.broken = f"the engine's answer is not HTTP: {err}"
+
+    def _over(self) -> bool:
+        return self.complete
+
+    @property
+    def untouched(self) -> bool:
+        """Has no byte come yet?"""
+        return self._fed == 0
+
+    def refuse_reuse(self) -> None:
+        """Something else than the answer spoils the connection: the request was not sent whole."""
+        self._keep_alive = False
+        self._spoiled = True
 
     def end(self) -> None:
         """The engine closed. That ends an answer that is delimited by it, and no other."""

@@ -41,6 +41,7 @@ async def serve(router: Router, listen: str, *, task_status: trio.TaskStatus[str
             nursery.start_soon(sweep_forever, router.machine, lambda: _swept(router))
             for sock in sockets:
                 nursery.start_soon(_accept, router, sock, nursery)
+            router.stop_listening = lambda: _stop_listening(sockets)
             task_status.started(_shown(sockets[0]))
             await router.emptied.wait()
             nursery.cancel_scope.cancel()
@@ -51,11 +52,11 @@ async def serve(router: Router, listen: str, *, task_status: trio.TaskStatus[str
             state.close_idle()
 
 
-def stop_listening(router: Router) -> None:
+def _stop_listening(sockets: list[socket.socket]) -> None:
     """From here on new connections are refused by the kernel."""
-    for sock in list(router.listening):
-        router.listening.remove(sock)
-        trio.lowlevel.notify_closing(sock)
+    for sock in sockets:
+        if sock.fileno() >= 0:
+            trio.lowlevel.notify_closing(sock)
         _close(sock)
 
 
@@ -64,7 +65,6 @@ def _swept(router: Router) -> Iterable[Swept]:
 
 
 async def _accept(router: Router, sock: socket.socket, nursery: trio.Nursery) -> None:
-    router.listening.append(sock)
     while True:
         for _ in range(ACCEPTS_PER_TURN):
             try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from llmgw.domain.errors import Invalid, LlmgwError, NotFound, Overloaded, Unavailable
+from llmgw.domain.ids import EndpointId
 from llmgw.domain.policy import ApiKey, Policy
 from llmgw.router import http1
 from llmgw.router.body import Asked, inflate, is_json, read_body
@@ -112,7 +113,7 @@ class Connection(Waiter):
     """A client's connection, for as long as it lasts. Its task is the only one that reads from or waits on its socket."""
 
     __slots__ = (
-        "_admitted", "_comment_due_s", "_continued", "_first_byte", "_idle_s", "_outbox", "_progress", "_seen", "_sending",
+        "_admitted", "_comment_due_s", "_continued", "_first_byte", "_held", "_idle_s", "_outbox", "_progress", "_seen", "_sending",
         "_state", "_total_deadline_s", "busy", "chunked", "descriptor", "exchange", "head_sent", "lingering", "peer_closed",
         "reader", "router", "sent_bytes", "sock",
     )  # fmt: skip
@@ -142,6 +143,7 @@ class Connection(Waiter):
         self._total_deadline_s = math.inf
         self._comment_due_s = math.inf
         self._state: EndpointState | None = None
+        self._held: Upstream | None = None
 
     # --- the connection's life
 
@@ -191,18 +193,31 @@ class Connection(Waiter):
         if request is None:
             return False
         exchange = self._begin(request.head)
-        early = self._admitted is not request and request.head.length != request.size and not request.head.chunked
         try:
-            await self._handle(request, exchange)
-        except LlmgwError as err:
-            await self._tell(exchange, problem_of(err))
+            try:
+                await self._handle(request, exchange)
+            except LlmgwError as err:
+                await self._tell(exchange, problem_of(err))
+        except Kicked as kick:
+            self._mark(exchange, kick)
+            raise
         finally:
             self._finish(exchange)
-        if early or exchange.close_after or self.router.draining:
-            if not self.reader.at_rest or self.reader.current is not None:
+        if exchange.close_after or self.router.draining:
+            if not self.reader.at_rest or self.reader.finished:
                 await self._linger()
             return False
         return True
+
+    def _mark(self, exchange: Exchange, kick: Kicked) -> None:
+        """The client did not get its answer: what the log says of it."""
+        if kick.why is Kick.CLIENT_GONE:
+            exchange.status, exchange.reason = 499, "client_gone"
+            self.router.metrics.hang_ups += 1
+        elif kick.why is Kick.EXPIRED:
+            exchange.status, exchange.reason = 408, "client_slow"
+        else:
+            exchange.status, exchange.reason = 503, "shutting_down"
 
     def _begin(self, head: Head | None) -> Exchange:
         router = self.router
@@ -215,6 +230,8 @@ class Connection(Waiter):
             exchange.cors = router.cors(head.get(b"origin"))
         self.exchange = exchange
         self.busy = True
+        if self.kicked is Kick.STOPPING:  # meant for an idle connection, and it is none any more
+            self.kicked = None
         self.head_sent = False
         self.chunked = False
         self.sent_bytes = 0
@@ -229,10 +246,8 @@ class Connection(Waiter):
         self._comment_due_s = math.inf
         self._total_deadline_s = math.inf
         self._idle_s = 0.0
-        if exchange.status == 0 or self.kicked is Kick.CLIENT_GONE:
-            exchange.status = 499
-            exchange.reason = "client_gone" if self.kicked is Kick.CLIENT_GONE else exchange.reason or "closed"
-            self.router.metrics.hang_ups += 1
+        if exchange.status == 0:  # the router itself was ended
+            exchange.status, exchange.reason = 503, "cut_short"
         self.router.log(exchange, self.sent_bytes)
 
     async def _next(self) -> Request | None:
@@ -300,6 +315,9 @@ class Connection(Waiter):
         exchange.close_after = True
         try:
             await self._tell(exchange, problem)
+        except Kicked as kick:
+            self._mark(exchange, kick)
+            raise
         finally:
             self._finish(exchange)
         await self._linger()
@@ -348,7 +366,9 @@ class Connection(Waiter):
         rows = list(headers)
         rows.append((b"x-request-id", exchange.id.encode()))
         rows += exchange.cors
-        if length is not None:
+        if status == 204:
+            pass  # RFC 9110, 8.6: it has no body and says no length
+        elif length is not None:
             rows.append((b"content-length", b"%d" % length))
         elif exchange.head is not None and exchange.head.minor == 1:
             self.chunked = True
@@ -363,7 +383,7 @@ class Connection(Waiter):
 
     async def answer(self, exchange: Exchange, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
         """A whole answer of our own."""
-        head = self._head(exchange, status, headers, len(body) if status != 204 else None if False else len(body))
+        head = self._head(exchange, status, headers, len(body))
         without_body = exchange.head is not None and exchange.head.method == "HEAD"
         await self.send(head if without_body else head + body)
 
@@ -435,7 +455,7 @@ class Connection(Waiter):
                 return await self.answer(exchange, status, headers, body)
             await self._relay_request(request, exchange)
         except Exception as err:
-            if isinstance(err, Kicked | LlmgwError | OSError):
+            if isinstance(err, Kicked | LlmgwError):
                 raise
             self.router.report_bug(exchange.id, err)
             exchange.reason = "internal_error"
@@ -496,7 +516,7 @@ class Connection(Waiter):
 
     async def _try_endpoints(self, call: Call) -> None:
         router, exchange, route = self.router, call.exchange, call.policy.route
-        tried: set[str] = set()
+        tried: set[EndpointId] = set()
         failure: Failure | None = None
         retries_left = route.retries
         while True:
@@ -525,7 +545,7 @@ class Connection(Waiter):
             exchange.attempts += 1
             failed = await self._attempt(call, choice, state)
             if failed is None:
-                return
+                return None
             failure = failed
             if failed.withdrawn:
                 exchange.attempts -= 1
@@ -543,6 +563,8 @@ class Connection(Waiter):
         """Nobody is left to ask: the client gets the engine's own answer, or ours about it."""
         exchange, problem = call.exchange, failure.problem
         exchange.reason = problem.code
+        if problem.status == 429:
+            failure = attrs.evolve(failure, headers=self._soonest(call, failure.headers))
         extra: list[tuple[bytes, bytes]] = []
         if exchange.attempts > 1:  # it was tried again already: a client that does the same multiplies the load
             extra.append((b"x-should-retry", b"false"))
@@ -553,7 +575,15 @@ class Connection(Waiter):
             kept = list(failure.headers) if encoded else [_JSON, *(h for h in failure.headers if h[0] != b"content-type")]
             return await self.answer(exchange, problem.status, [*kept, *extra], failure.body)
         hints = tuple(header for header in failure.headers if header[0] == b"retry-after")
-        await self._tell(exchange, attrs.evolve(problem, headers=(*problem.headers, *hints, *extra)))
+        return await self._tell(exchange, attrs.evolve(problem, headers=(*problem.headers, *hints, *extra)))
+
+    def _soonest(self, call: Call, headers: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
+        """The engine's headers with a Retry-After that is true for the model: the soonest end of a rest of its endpoints."""
+        target = self.router.table.find(call.asked.model)
+        now_s = self.router.machine.now_s()
+        rests = [self.router.state(c.endpoint.id).resting_until_s - now_s for tier in (target.tiers if target else ()) for c in tier]
+        wait_s = max(1, math.ceil(min(rests, default=REST_DEFAULT_S)))
+        return (*(h for h in headers if h[0] != b"retry-after"), (b"retry-after", b"%d" % wait_s))
 
     async def _attempt(self, call: Call, choice: Choice, state: EndpointState) -> Failure | None:
         """One endpoint's turn. None when the client has its answer (whole or broken). Raises Kicked when the client is gone."""
@@ -592,6 +622,8 @@ class Connection(Waiter):
                 try:
                     upstream = await state.connect(self.router.machine, self)
                 except Unreachable as err:
+                    if err.local:
+                        return Failure(_unreachable(str(err)), Outcome.LEFT, retry=False)
                     outcome = Outcome.REFUSED if err.refused else Outcome.FAILED
                     return Failure(_unreachable(str(err)), outcome, retry=True)
                 except Kicked as kick:
@@ -599,6 +631,7 @@ class Connection(Waiter):
                         text = f"connecting took longer than {call.policy.route.connect_timeout_s:g} s"
                         return Failure(_unreachable(text), Outcome.FAILED, retry=True)
                     return self._interrupted(kick)
+            self._held = upstream
             try:
                 if state.retired:
                     return Failure(_unreachable("the endpoint was withdrawn"), Outcome.LEFT, retry=True, withdrawn=True)
@@ -609,8 +642,9 @@ class Connection(Waiter):
                 if not (ended.end is End.LOST and upstream.reused and reader.untouched and not state.retired):
                     return self._no_answer(call, ended)
             finally:
-                if upstream not in state.idle:
-                    upstream.close()
+                if self._held is not None:
+                    self._held.close()
+                    self._held = None
             upstream = None  # it had been closed by the engine while it was pooled: once more, on a fresh connection
 
     def _interrupted(self, kick: Kicked) -> Failure:
@@ -719,6 +753,7 @@ class Connection(Waiter):
         if reader.surplus:
             self.router.metrics.surplus += 1
         if reader.reusable:
+            self._held = None
             state.keep(upstream, self.router.machine.now_s())
 
     async def _engine_error(self, call: Call, state: EndpointState, upstream: Upstream, reader: ResponseReader) -> Failure:
@@ -738,16 +773,12 @@ class Connection(Waiter):
                 break  # what came of the error is what the client is told
         self._release(state, upstream, reader)
         status, body = reader.status, b"".join(parts)[:ERROR_BODY_MAX]
-        route = call.policy.route
         if status == 429:
             wait_s = retry_after_s(reader.get(b"retry-after"), REST_DEFAULT_S)
             state.resting_until_s = self.router.machine.now_s() + wait_s
-        del route
         text = cut(body.decode("utf-8", "replace").strip()) or "no text"
         problem = Problem(status, "upstream_error", f"the engine answered {status}: {text}", upstream=True)
-        headers = tuple(h for h in reader.headers if h[0] not in _WITHHELD and not h[0].startswith(b"access-control-"))
-        if call.exchange.attempts == 1 and status == 429 and reader.get(b"retry-after") is None:
-            headers = (*headers, (b"retry-after", b"1"))
+        headers = tuple(_passed_on(reader.headers))
         outcome = Outcome.FAILED if status >= 500 else Outcome.ANSWERED
         return Failure(problem, outcome, retryable_status(status), body, headers)
 
@@ -771,14 +802,22 @@ class Connection(Waiter):
             await self.send(self._stream_head(exchange, _passed_on(reader.headers)))
         ended = await relay.run()
         if ended.end is End.DONE:
-            if self.chunked:
-                await self.send(http1.LAST_CHUNK)
             self._release(state, upstream, reader)
+            if self.chunked:
+                await self._send_end(relay.ended)
             if relay.failed:
                 exchange.reason, exchange.status = "upstream_error", 502
                 return _given(Outcome.FAILED)
             return None
         return await self._break_off(call, ended)
+
+    async def _send_end(self, had_everything: bool) -> None:
+        """The end of the chunked coding. A client that left after the last event has lost nothing."""
+        try:
+            await self.send(http1.LAST_CHUNK)
+        except Kicked:
+            if not had_everything:
+                raise
 
     async def _break_off(self, call: Call, ended: Ended) -> Failure:
         """The stream is out and cannot be finished: one error event tells so, and no `[DONE]`."""

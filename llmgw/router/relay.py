@@ -169,7 +169,12 @@ class EventRelay:
             turns += 1
             if turns % READS_PER_TURN == 0:
                 await trio.lowlevel.checkpoint()
-            ended = await pull(self.link, self.upstream, self.reader)
+            try:
+                ended = await pull(self.link, self.upstream, self.reader)
+            except Kicked:
+                if self.ended:  # the client left after the stream's last event: it had everything
+                    return Ended(End.DONE, "the client left after the last event")
+                raise
             if ended is not None:
                 return await self._broken(ended)
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 import trio
 
 from llmgw.domain.endpoint import EndpointList, EndpointUse, ListStamp
-from llmgw.domain.errors import Conflict, Denied, LlmgwError, NotFound, StaleEpoch, Unauthenticated
+from llmgw.domain.errors import Conflict, NotFound, StaleEpoch, Unauthenticated
 from llmgw.domain.ids import EndpointId
 from llmgw.domain.lease import Fence, FencingToken, fence
 from llmgw.domain.model import Catalog
@@ -55,7 +55,10 @@ class Router:
         report: Callable[[str], None] | None = None,
         metrics_token: str = "",
     ) -> None:
-        """`report` takes a text for the operator when a request fails by our own fault. `metrics_token`: what /metrics asks for off loopback."""
+        """`report` takes a text for the operator when a request fails by our own fault.
+
+        `metrics_token` is what /metrics asks for; without one it is open on loopback only.
+        """
         self.machine = machine
         self.policy = policy
         self.table: RoutingTable = EMPTY
@@ -68,10 +71,10 @@ class Router:
         self.drain_deadline_s = 0.0
         self.loopback = True
         self.emptied = trio.Event()
+        self.stop_listening: Callable[[], None] = _nothing  # set by the listener
         self._keyring = Keyring.of(policy)
         self._states: dict[EndpointId, EndpointState] = {}
         self._retired: list[EndpointState] = []
-        self._nowhere: EndpointState | None = None
         self._endpoints = EndpointList()
         self._catalog: Catalog | None = None
         self._highest: FencingToken | None = None
@@ -358,6 +361,7 @@ class Router:
         """
         self.draining = True
         self.drain_deadline_s = deadline_s
+        self.stop_listening()
         for connection in list(self.connections):
             connection.close_idle()
         for state in self._states.values():
@@ -384,13 +388,13 @@ class Router:
             self.emptied.set()
 
 
+def _nothing() -> None:
+    """No port is open."""
+
+
 def _path(head: Head) -> str:
-    """The path that routes and rights are judged by. An absolute form loses its origin; nothing is decoded or collapsed."""
-    target = head.target.partition(b"?")[0]
-    if target.startswith((b"http://", b"https://")):
-        slash = target.find(b"/", target.find(b"//") + 2)
-        target = target[slash:] if slash >= 0 else b"/"
-    return target.decode("latin-1")
+    """The path that routes and rights are judged by. Nothing in it is decoded or collapsed."""
+    return head.target.partition(b"?")[0].decode("latin-1")
 
 
 def _wrong_method(method: str, path: str, allow: bytes) -> Problem:
@@ -404,6 +408,3 @@ def _unknown_route(path: str) -> Problem:
         return Problem(404, "not_offered", f"llmgw does not offer {name} (nor any of {', '.join(NOT_OFFERED)}), on purpose")
     hint = f"; did you mean /v1{path}?" if f"/v1{path}" in ROUTES or path == "/models" else ""
     return Problem(404, "unknown_route", f"llmgw has no route {path[:200]!r}{hint}")
-
-
-__all__ = ["Denied", "LlmgwError", "Router"]

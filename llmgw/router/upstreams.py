@@ -30,11 +30,12 @@ TRIED_ADDRESSES_MAX: Final = 3
 
 
 class Unreachable(Exception):
-    """No connection could be made. `refused`: the machine answered, and nothing listens there."""
+    """No connection could be made. `refused`: nothing listens there. `local`: this machine is out of something, not the engine."""
 
-    def __init__(self, text: str, *, refused: bool = False) -> None:
+    def __init__(self, text: str, *, refused: bool = False, local: bool = False) -> None:
         super().__init__(text)
         self.refused = refused
+        self.local = local
 
 
 class Upstream:
@@ -188,7 +189,10 @@ class EndpointState:
             try:
                 return await self._connect_one(family, address, waiter)
             except OSError as err:
-                self._resolved_at_s = -RESOLVED_S  # it may have moved: ask again next time
+                if err.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL):
+                    raise Unreachable(f"this machine can open no connection: {err.strerror or err}", local=True) from err
+                if self._resolved_at_s != float("inf"):
+                    self._resolved_at_s = -RESOLVED_S  # it may have moved: ask again next time
                 refused = isinstance(err, ConnectionRefusedError)
                 last = Unreachable(f"connecting to {self.host}:{self.port} failed: {err.strerror or err}", refused=refused)
         raise last

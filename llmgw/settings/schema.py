@@ -117,6 +117,12 @@ class ServerSettings:
     )  # fmt: skip
 
 
+    @property
+    def data_path(self) -> Path:
+        """`data_dir`, absolute."""
+        return Path(self.data_dir).expanduser().absolute()
+
+
 def _replica_fault(value: str) -> str | None:
     if not value or re.match(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[!-~]*)?\Z", value) is not None:
         return None
@@ -547,7 +553,7 @@ class Settings:
     @property
     def store_path(self) -> Path | None:
         """The database's path, or None without a store."""
-        return None if self.store is None else Path(self.server.data_dir) / self.store.path
+        return None if self.store is None else self.server.data_path / Path(self.store.path).expanduser()
 
     @property
     def advertise(self) -> str:
@@ -604,7 +610,7 @@ class ProfileTable:
     )  # fmt: skip
     share_gpu: bool = setting(False, help="May stand on one GPU with others, as far as memory goes.", scope=_O, applies=_LIVE)
     memory_mib: int = setting(
-        0, help="Memory on each device; 0: the checkpoint's files x 1.2 + 512 MiB until measured.", scope=_O, applies=_LIVE, unit="MiB",
+        0, help="Memory of one replica over all its devices; 0: the checkpoint's files x 1.2 + 512 MiB until measured.", scope=_O, applies=_LIVE, unit="MiB",
         low=0, high=1_073_741_824,
     )  # fmt: skip
     args: tuple[str, ...] = setting((), help="Passed to the engine.", scope=_O, applies=_LIVE, example=("--max-model-len", "16384"))

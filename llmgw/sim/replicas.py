@@ -6,7 +6,7 @@ They move only by the legal moves, restart in place by the policy they were give
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -159,7 +159,7 @@ class SimReplicas:
         self.stopped += 1
         self._move(replica, ReplicaState.STOPPED, why, pid=0)
 
-    def _move(self, replica: ReplicaId, state: ReplicaState, reason: str, **changes: object) -> None:
+    def _move(self, replica: ReplicaId, state: ReplicaState, reason: str, **changes: Any) -> None:
         one = self._running[replica]
         if state is not one.report.state and not may_move(one.report.state, state):
             raise Broken(f"{replica}: {one.report.state.value} -> {state.value} is not a legal move")

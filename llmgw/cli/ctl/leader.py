@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llmgw.cli.ctl.output import Ctl, details, shared, text
+from llmgw.cli.ctl.output import Ctl, details, shared
 
 
 @click.group()
@@ -26,6 +26,4 @@ def show(ctl: Ctl) -> None:
 def hand_over(ctl: Ctl, force: bool) -> None:
     """Release the lease; the process stays on as a standby."""
     answer = ctl.client.send("POST", "leader/hand-over", {"force": force})
-    body = answer.body if isinstance(answer.body, dict) else {}
-    holder = text(body.get("holder"))
-    ctl.changed(answer, f"leadership handed over{': ' + holder + ' leads' if holder else ''}")
+    ctl.changed(answer, "leadership is being handed over; `llmgw ctl leader show` tells who leads")

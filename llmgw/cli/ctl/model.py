@@ -144,11 +144,15 @@ def scale(ctl: Ctl, name: str, count: int) -> None:
 
 @model.command()
 @click.argument("name")
-@click.argument("profile")
+@click.argument("profile", required=False)
+@click.option("--by-priority", is_flag=True, help="Take the choice back: the first profile by priority runs again.")
 @shared
-def engine(ctl: Ctl, name: str, profile: str) -> None:
+def engine(ctl: Ctl, name: str, profile: str | None, by_priority: bool) -> None:
     """Choose the PROFILE that serves a model; kept over restarts and fail-overs."""
-    ctl.changed(ctl.client.send("POST", f"models/{segment(name)}/engine", {"profile": profile}), f"model {name}: profile {profile} chosen")
+    if by_priority == (profile is not None):
+        raise click.UsageError("name a PROFILE, or give --by-priority")
+    sentence = "the first profile by priority again" if profile is None else f"profile {profile} chosen"
+    ctl.changed(ctl.client.send("POST", f"models/{segment(name)}/engine", {"profile": profile}), f"model {name}: {sentence}")
 
 
 @model.command()

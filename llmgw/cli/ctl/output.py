@@ -59,13 +59,11 @@ class Ctl:
         body = answer.body if isinstance(answer.body, dict) else {}
 
         def lines() -> list[str]:
-            revision = body.get("revision", body.get("model", {}).get("revision") if isinstance(body.get("model"), dict) else None)
-            shown = revision if revision is not None else answer.etag.strip('"')
-            note = body.get("text") or body.get("note") or ""
-            found = [f"{sentence} (revision {shown})" if shown not in ("", None) else sentence]
-            if note and note != sentence:
-                found.append(str(note))
-            return found
+            revision = body.get("revision", answer.etag.strip('"') or None)
+            notes = [] if revision is None else [f"revision {revision}"]
+            if body.get("durability"):
+                notes.append(f"durability: {body['durability']}")
+            return [f"{sentence} ({', '.join(notes)})" if notes else sentence]
 
         self.print(body, lines)
 

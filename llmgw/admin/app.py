@@ -1,0 +1,283 @@
+"""The admin API as one application: the routes' table bound to the web framework, and around every call the same steps.
+
+Who calls, what may they, was it answered before; then the handler; then one shape for whatever went wrong. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+import structlog
+import trio
+from quart import request
+from quart.typing import ResponseReturnValue
+from quart_trio import QuartTrio
+from quart_trio.asgi import TrioASGIHTTPConnection
+from quart_trio.wrappers import TrioResponse as Response
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import PathConverter
+
+from llmgw.admin import errors
+from llmgw.admin.api import agents, events, explain, holds, leader, models, nodes, openapi, replicas, status
+from llmgw.admin.auth import AdminAuth, FailureLimit, Principal, is_token
+from llmgw.admin.calls import Call, Reply, Route, given_again, kept_answer, request_text
+from llmgw.admin.edge import AdminApp
+from llmgw.admin.limits import Limits
+from llmgw.admin.metrics import Metrics
+from llmgw.control.controller import Controller
+from llmgw.domain.errors import LlmgwError, Unauthenticated, Unavailable
+from llmgw.store import idempotency
+from llmgw.store.admin_tokens import Role
+
+REQUEST_ID_BYTES: Final = 16
+SLOW_ANSWER_S: Final = 60.0  # for sending an answer that is no stream; a silent client is let go much earlier
+_SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+_NOBODY: Final = Principal("", Role.VIEWER)
+log = structlog.get_logger("llmgw.admin")
+
+
+def make_app(
+    controller: Controller,
+    auth: AdminAuth,
+    *,
+    agent_token: Callable[[], str],
+    metrics_token: str = "",
+    limits: Limits = Limits(),  # noqa: B008 - a frozen value
+) -> AdminApp:
+    """The whole admin port, for `serve_admin`.
+
+    `agent_token` is what agents present; `metrics_token` what /metrics asks for where it is not asked over loopback
+    (empty: an admin token there). Every admin token's hash is known to `auth`.
+    """
+    draining = trio.Event()
+    metrics = Metrics(controller)
+    failures = FailureLimit(controller.machine.now_s, limits)
+    table: list[Route] = [
+        *models.routes(controller),
+        *replicas.routes(controller),
+        *nodes.routes(controller),
+        *holds.routes(controller),
+        *events.routes(controller, draining, limits),
+        *explain.routes(controller),
+        *leader.routes(controller),
+        *status.routes(controller, metrics, draining.is_set),
+    ]
+    table += openapi.routes(table)
+    desk = _Desk(controller, auth, failures, metrics, metrics_token, limits)
+    quart = _make_quart(desk, table, limits)
+    agents_app = agents.make_agents_app(controller.sessions.run, agent_token, failures, draining)
+    return AdminApp(quart.asgi_app, agents_app, draining, limits)
+
+
+class _Name(PathConverter):
+    """Any name at all, also one that begins with or holds slashes; model names may."""
+
+    regex = ".+?"
+    part_isolating = False
+
+
+class _Connection(TrioASGIHTTPConnection):
+    """The end of an answer looks like a hang-up to Quart, which then cancels the task that is still tidying up the connection:
+    neither `Connection: close` nor the idle timer would work. A hang-up counts only before the last piece was handed over."""
+
+    async def __call__(self, receive: Any, send: Any) -> None:
+        self._answered = False
+
+        async def watched(message: Any) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                self._answered = True
+            await send(message)
+
+        await super().__call__(receive, watched)
+
+    async def handle_messages(self, nursery: trio.Nursery, request: Any, receive: Any) -> None:  # type: ignore[override]
+        await super(TrioASGIHTTPConnection, self).handle_messages(request, receive)
+        if not self._answered:
+            nursery.cancel_scope.cancel()
+
+
+def _make_quart(desk: _Desk, table: Sequence[Route], limits: Limits) -> QuartTrio:
+    quart = QuartTrio("llmgw.admin", static_folder=None, template_folder=None)
+    quart.asgi_http_class = _Connection
+    quart.url_map.merge_slashes = False  # //x is not /x: what is matched is what was asked for
+    quart.url_map.converters["name"] = _Name
+    quart.config["MAX_CONTENT_LENGTH"] = limits.body_bytes
+    quart.config["BODY_TIMEOUT"] = limits.body_s
+    quart.config["RESPONSE_TIMEOUT"] = SLOW_ANSWER_S
+    quart.config["PROPAGATE_EXCEPTIONS"] = False
+    for index, route in enumerate(table):
+        quart.add_url_rule(
+            route.rule, f"{index}", functools.partial(desk.answer, route), methods=[route.method], provide_automatic_options=False
+        )
+    quart.before_request(desk.before)
+    quart.after_request(desk.after)
+    quart.register_error_handler(HTTPException, desk.refused_by_framework)
+    quart.register_error_handler(Exception, desk.crashed)
+    return quart
+
+
+class _Desk:
+    """The steps around every call."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        auth: AdminAuth,
+        failures: FailureLimit,
+        metrics: Metrics,
+        metrics_token: str,
+        limits: Limits,
+    ) -> None:
+        self._controller = controller
+        self._auth = auth
+        self._failures = failures
+        self._metrics = metrics
+        self._metrics_token = metrics_token
+        self._limits = limits
+        self._under_way: dict[str, trio.Event] = {}  # idempotency keys whose first request has not been answered yet
+
+    async def before(self) -> ResponseReturnValue | None:
+        """A path that names no route tells a stranger nothing under /api: the token comes first."""
+        if request.url_rule is None and request.path.lstrip("/").startswith("api"):
+            try:
+                self._authenticate()
+            except LlmgwError as err:
+                return self._error(err)
+        return None
+
+    async def after(self, response: Response) -> Response:
+        response.headers["X-Request-ID"] = request_id(self._controller.machine.fresh_hex)
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers.setdefault("Cache-Control", "no-store")
+        rule = request.url_rule.rule if request.url_rule is not None else "none"
+        self._metrics.count(request.method if rule != "none" else "other", rule, response.status_code)
+        log.debug("admin request", method=request.method, path=request.path, status=response.status_code)
+        return response
+
+    async def answer(self, route: Route, **names: str) -> ResponseReturnValue:
+        """One call of one route, whatever comes of it."""
+        try:
+            if route.role is None:
+                principal = _NOBODY
+                self._check_metrics(route)
+            else:
+                principal = self._authenticate()
+                principal.require(route.role)
+            call = Call(
+                principal,
+                request.method,
+                request.path,
+                {name: request.args.getlist(name)[-1] for name in request.args},
+                {name.lower(): value for name, value in request.headers.items()},
+                bytes(cast(bytes, await request.get_data())) if route.is_order else b"",
+                _peer(),
+                self._controller.machine.wall_s(),
+                request_id(self._controller.machine.fresh_hex),
+            )
+            reply = await (self._order(route, call, names) if route.is_order else route.handler(call, **names))
+        except LlmgwError as err:
+            if err.status >= 500 and not isinstance(err, Unavailable):
+                log.error("an admin request failed", path=request.path, exc_info=err)
+            return self._error(err)
+        return _response(reply)
+
+    async def _order(self, route: Route, call: Call, names: dict[str, str]) -> Reply:
+        """An order is carried out once per idempotency key; its repeats get the first answer."""
+        if call.key is None:
+            return await route.handler(call, **names)
+        key = f"http:{call.key}"
+        while (first := self._under_way.get(key)) is not None:
+            await first.wait()
+        self._under_way[key] = done = trio.Event()
+        try:
+            store, asked = self._controller.store, request_text(call)
+            kept = await idempotency.find(store, key, asked)
+            if kept is not None:
+                return given_again(kept)
+            reply = await route.handler(call, **names)
+            await idempotency.keep(store, self._controller.leadership.epoch, key, asked, kept_answer(reply), call.at_wall_s)
+            return reply
+        finally:
+            del self._under_way[key]
+            done.set()
+
+    def _authenticate(self) -> Principal:
+        """Raises Unauthenticated; Overloaded for an address that failed too often."""
+        try:
+            return self._auth.check(_raw_headers())
+        except Unauthenticated:
+            self._failures.failed(_peer())
+            raise
+
+    def _check_metrics(self, route: Route) -> None:
+        if route.rule != "/metrics" or _over_loopback():
+            return
+        if self._metrics_token and is_token(_raw_headers(), self._metrics_token):
+            return
+        self._authenticate()
+
+    async def refused_by_framework(self, err: HTTPException) -> ResponseReturnValue:
+        code, body, headers = errors.of_http(err, request.path, request.method)
+        response = _json(body, code, headers)
+        if code in (408, 413):
+            response.headers["Connection"] = "close"  # what is left of the body is not waited for
+        return response
+
+    async def crashed(self, err: Exception) -> ResponseReturnValue:
+        log.error("an admin request crashed", path=request.path, exc_info=err)
+        return _json(errors.error_body("broken", "broken", "something went wrong on this control plane; its log says what"), 500)
+
+    def _error(self, err: LlmgwError) -> Response:
+        return _json(errors.body_of(err), err.status, errors.headers_of(err))
+
+
+def request_id(fresh_hex: Callable[[int], str]) -> str:
+    """The client's own where it sent a sane one, else a fresh one; the same for the whole request."""
+    found = cast(dict[str, Any], request.scope).get("llmgw.request_id")
+    if found is None:
+        given = request.headers.get("x-request-id", "")
+        found = given if _SANE_ID.match(given) else fresh_hex(REQUEST_ID_BYTES)
+        cast(dict[str, Any], request.scope)["llmgw.request_id"] = found
+    return str(found)
+
+
+def _raw_headers() -> Sequence[tuple[bytes, bytes]]:
+    assert request.scope is not None
+    return list(request.scope["headers"])
+
+
+def _peer() -> str:
+    client = request.scope.get("client") if request.scope is not None else None
+    return str(client[0]) if client else "local"
+
+
+def _over_loopback() -> bool:
+    """Was the request sent to an address of this machine only (or to a unix socket)?"""
+    server = request.scope.get("server") if request.scope is not None else None
+    if not server or server[1] is None:
+        return True
+    try:
+        return ipaddress.ip_address(str(server[0]).partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _response(reply: Reply) -> Response:
+    if reply.stream is not None:
+        if request.method == "HEAD":  # a generator would be run to an end that never comes
+            return Response("", reply.status, dict(reply.headers), content_type=reply.content_type)
+        streamed = Response(reply.stream(), reply.status, dict(reply.headers), content_type=reply.content_type)
+        streamed.timeout = None  # the framework's 60 s would cut it in the middle without a word
+        return streamed
+    if reply.text is not None:
+        return Response(reply.text, reply.status, dict(reply.headers), content_type=reply.content_type)
+    return _json(reply.data, reply.status, dict(reply.headers))
+
+
+def _json(data: Any, code: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json.dumps(data) + "\n", code, headers or {}, content_type="application/json")

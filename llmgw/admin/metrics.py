@@ -1,0 +1,76 @@
+"""What `/metrics` says of the control plane. Labels name models, states and routes: never a user, a token or a key."""
+
+from __future__ import annotations
+
+from collections import Counter as CounterOf
+from collections.abc import Iterator
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from llmgw import __version__
+from llmgw.control.controller import Controller
+from llmgw.domain.node import NodeState
+from llmgw.domain.replica import ReplicaState
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """Read from the owners at each scrape; only requests are counted here."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Cluster(controller))
+        self._requests = Counter(
+            "llmgw_admin_requests", "Requests of the admin API by route and status.", ("method", "route", "status"), registry=self._registry
+        )
+
+    def count(self, method: str, route: str, status: int) -> None:
+        self._requests.labels(method, route, str(status)).inc()
+
+    def text(self) -> str:
+        return generate_latest(self._registry).decode()
+
+
+class _Cluster(Collector):
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def collect(self) -> Iterator[Any]:
+        controller = self._controller
+        observed = controller.observe()
+        replicas = controller.replicas()
+        yield _gauge("llmgw_build_info", "This build; always 1.", {(__version__,): 1}, "build")
+        yield _gauge("llmgw_leader", "1 while this control plane leads.", {(): float(controller.leadership.is_leader)})
+        yield _gauge("llmgw_epoch", "The epoch under which this control plane leads or led.", {(): float(controller.leadership.epoch)})
+        yield _gauge("llmgw_models", "Models in the catalog.", {(): float(len(controller.live.current.models))})
+        wanted: dict[tuple[str, ...], float] = {(spec.name,): float(spec.replicas.count) for spec in controller.live.current.models}
+        yield _gauge("llmgw_model_replicas_wanted", "Replicas asked for.", wanted, "model")
+        ready = CounterOf(replica.model for replica in replicas if replica.state is ReplicaState.READY)
+        yield _gauge("llmgw_model_replicas_ready", "Replicas that are ready.", {key: float(ready[key[0]]) for key in wanted}, "model")
+        states = CounterOf(replica.state for replica in replicas)
+        shown: dict[tuple[str, ...], float] = {(state.value,): float(states[state]) for state in ReplicaState}
+        yield _gauge("llmgw_replicas", "Replicas by state, as last reported.", shown, "state")
+        nodes = CounterOf(node.state for node in observed.nodes)
+        yield _gauge("llmgw_nodes", "Nodes by state.", {(state.value,): float(nodes[state]) for state in NodeState}, "state")
+        yield _gauge("llmgw_endpoints", "Endpoints in the published list.", {(): float(len(controller.publisher.current.endpoints))})
+        yield _gauge("llmgw_endpoints_generation", "Generation of the published list.", {(): float(controller.publisher.generation)})
+        yield _counter("llmgw_plans", "Plans made since the start.", controller.reconciler.plans)
+        yield _counter("llmgw_events_lost", "Events that could not be stored in time.", controller.events.dropped)
+
+
+def _gauge(name: str, text: str, values: dict[tuple[str, ...], float], *labels: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text)
+    family.add_metric((), value)
+    return family

@@ -1,0 +1,213 @@
+"""The role `dev`: control plane, router, agent and a real model in one process, on loopback, until Ctrl-C.
+
+The agent is reached over its real session with its token, as on any other machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+import attrs
+import structlog
+import tomli_w
+import trio
+
+from llmgw.domain.errors import EXIT_OK
+from llmgw.domain.ports import Machine
+from llmgw.domain.replica import ReplicaState
+from llmgw.settings.address import UnixAddress, parse_listen
+from llmgw.settings.load import Loaded
+from llmgw.settings.schema import Settings, StoreSettings
+from llmgw.wiring import demo
+from llmgw.wiring.agent import run_agent
+from llmgw.wiring.logs import configure_logs
+from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.runs import run_role
+from llmgw.wiring.server import Running, run_control_plane
+from llmgw.wiring.signals import wait_for_stop
+
+CTL_FILE: Final = "ctl.toml"  # tells `llmgw ctl` on this machine where we are, as long as we run
+PORT: Final = 8080
+ADMIN_PORT: Final = 8081
+DRAIN_S: Final = 2.0  # somebody sits in front of it: Ctrl-C is quick
+LOOK_S: Final = 0.1  # between looks at the demo model's progress
+SAY_AGAIN_S: Final = 5.0  # between lines about it where no terminal shows a moving one
+log = structlog.get_logger("llmgw.dev")
+
+
+def dev_main(loaded: Loaded, *, port: int | None, admin_port: int | None, data_dir: Path, with_engine: bool) -> int:
+    """Runs until Ctrl-C. Raises LlmgwError when it cannot run."""
+    settings = dev_settings(loaded, port, admin_port, data_dir)
+    configure_logs(settings.log)
+    if with_engine:
+        demo.check_installed()
+    run_role(_main, attrs.evolve(loaded, settings=settings), data_dir, with_engine)
+    return EXIT_OK
+
+
+def dev_settings(loaded: Loaded, port: int | None, admin_port: int | None, data_dir: Path) -> Settings:
+    """What the file says, with the places and habits of `dev` where it says nothing. Off loopback it asks for keys."""
+    given = loaded.settings
+
+    def listen(asked: int | None, path: str, from_file: str, default: int) -> str:
+        if asked is None and path in loaded.given:
+            return from_file
+        return f"127.0.0.1:{default if asked is None else asked}"
+
+    router = attrs.evolve(given.router, embedded=True, listen=listen(port, "router.listen", given.router.listen, PORT))
+    if "auth.required" not in loaded.given:
+        given = attrs.evolve(given, auth=attrs.evolve(given.auth, required=not is_loopback(router.listen)))
+    if "log.level" not in loaded.given:
+        given = attrs.evolve(given, log=attrs.evolve(given.log, level="warning"))
+    if "route.drain_s" not in loaded.given:
+        given = attrs.evolve(given, route=attrs.evolve(given.route, drain_s=DRAIN_S))
+    admin = listen(admin_port, "server.admin_listen", given.server.admin_listen, ADMIN_PORT)
+    return attrs.evolve(
+        given,
+        server=attrs.evolve(given.server, data_dir=str(data_dir), admin_listen=admin),
+        store=given.store or StoreSettings(),
+        router=router,
+        agent=attrs.evolve(given.agent, name=given.agent.name or "dev", data_dir=str(data_dir / "agent")),
+    )
+
+
+def is_loopback(listen: str) -> bool:
+    """Can only this machine reach it?"""
+    address = parse_listen(listen)
+    return isinstance(address, UnixAddress) or address.host in ("127.0.0.1", "::1", "localhost")
+
+
+async def _main(loaded: Loaded, data_dir: Path, with_engine: bool) -> None:
+    machine = RealMachine()
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(wait_for_stop, stop.set)
+
+        async def run() -> None:
+            await _run(machine, loaded, data_dir, with_engine, stop)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(run)
+
+
+async def _run(machine: Machine, loaded: Loaded, data_dir: Path, with_engine: bool, stop: trio.Event) -> None:
+    ended = trio.Event()
+    ctl_file = data_dir / CTL_FILE
+    async with trio.open_nursery() as nursery:
+
+        async def control(task_status: trio.TaskStatus[Running]) -> None:
+            await run_control_plane(machine, loaded, task_status=task_status)
+            ended.set()
+
+        running: Running = await nursery.start(control)
+        told = {"server": running.admin_url, "token": running.admin_token}
+        machine.disk.write(ctl_file, tomli_w.dumps(told).encode())
+        try:
+            agent_scope = trio.CancelScope()
+            agent = attrs.evolve(
+                loaded.settings.agent, control_planes=(running.admin_url,), token_file=str(running.agent_token_file), checkpoints_dir=""
+            )
+
+            async def run_the_agent(task_status: trio.TaskStatus[None]) -> None:
+                with agent_scope:
+                    await run_agent(machine, agent, stop_engines=True, task_status=task_status)
+
+            await nursery.start(run_the_agent)
+            async with trio.open_nursery() as work:
+                work.start_soon(_show, machine, running, data_dir, with_engine)
+                await stop.wait()
+                work.cancel_scope.cancel()
+            _say("\nStopping; engines end too (Ctrl-C again ends at once) ...")
+            running.stop()  # first the clients' answers, then the engines
+            await ended.wait()
+            agent_scope.cancel()
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(ctl_file)
+
+
+async def _show(machine: Machine, running: Running, data_dir: Path, with_engine: bool) -> None:
+    """Puts the demo model into the catalog and tells how far it is, then says how to use it all."""
+    models = running.controller.models
+    if not with_engine:
+        if models.catalog.get(demo.MODEL_NAME) is not None:
+            await models.remove(demo.MODEL_NAME)
+        _banner(running, data_dir, None)
+        return
+    line = _Progress()
+    checkpoint = await machine.run_sync(
+        lambda: demo.unpack(data_dir / "checkpoints", lambda share: line.show("Unpacking the demo model", share))
+    )
+    wanted = demo.demo_model(checkpoint)
+    there = models.catalog.get(demo.MODEL_NAME)
+    if there is None or there.preferred(None).checkpoint != wanted.preferred(None).checkpoint:
+        await models.apply((wanted,))
+    began_s = said_s = machine.now_s()
+    while True:
+        replicas = [replica for replica in running.controller.replicas() if replica.model == demo.MODEL_NAME]
+        if any(endpoint.models == (demo.MODEL_NAME,) for endpoint in running.controller.publisher.current.endpoints):
+            break
+        failed = [replica for replica in replicas if replica.state is ReplicaState.FAILED]
+        if failed:
+            line.end()
+            report = failed[0].report
+            _say(f"The demo model failed: {report.reason}\n" + "\n".join(f"  {text}" for text in report.log_tail[-10:]))
+            break
+        now_s = machine.now_s()
+        state = replicas[0].state.value if replicas else "being placed"
+        if line.moving or now_s - said_s >= SAY_AGAIN_S:
+            line.show(f"The demo model is {state}, {now_s - began_s:.0f} s", None)
+            said_s = now_s
+        await machine.sleep_until(now_s + LOOK_S)
+    line.end()
+    _banner(running, data_dir, demo.MODEL_ALIAS)
+
+
+def _banner(running: Running, data_dir: Path, model: str | None) -> None:
+    base = f"http://{running.router_listen}" if not running.router_listen.startswith("unix:") else running.router_listen
+    key = "no key needed" if not running.controller.policy().auth_required else "a key of [[auth.key]] is needed"
+    _say(f"llmgw serves at {base}/v1 ({key}).")
+    _say(f"Admin API at {running.admin_url}, its token in {data_dir / 'admin-token'}; `llmgw ctl status` finds both.")
+    if model:
+        body = json.dumps({"model": model, "max_tokens": 60, "messages": [{"role": "user", "content": "Say hello."}]})
+        _say(f"Try:\n  curl {base}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
+    _say("Ctrl-C ends everything, engines too.")
+
+
+class _Progress:
+    """One line that moves on a terminal; plain lines elsewhere, one for each tenth."""
+
+    def __init__(self) -> None:
+        self.moving = sys.stderr.isatty()
+        self._said = -1
+        self._open = False
+
+    def show(self, what: str, share: float | None) -> None:
+        """`share` 0 to 1, or None where it is not known. May be called from a thread."""
+        percent = -1 if share is None else int(share * 100)
+        text = what if share is None else f"{what}: {percent} %"
+        if self.moving:
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+            self._open = True
+        elif share is None or percent // 10 > self._said:
+            self._said = percent // 10
+            _say(text)
+
+    def end(self) -> None:
+        if self._open:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._open = False
+
+
+def _say(text: str) -> None:
+    """For the person in front of it; a closed terminal does not matter."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()

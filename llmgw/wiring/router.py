@@ -1,0 +1,210 @@
+"""The role `router`: a data plane by itself, on the static list of its file, which it follows as it changes.
+
+A changed file that does not load leaves all as it was and says why. Streams are never touched by a reload.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from llmgw.domain.endpoint import EndpointList, ListStamp
+from llmgw.domain.errors import LlmgwError
+from llmgw.domain.ids import ClusterId, OwnerId
+from llmgw.domain.lease import FencingToken
+from llmgw.domain.ports import Machine
+from llmgw.router.listener import serve
+from llmgw.router.router import Router
+from llmgw.settings.load import Loaded, Role, load_file
+from llmgw.settings.secrets import resolve
+from llmgw.wiring.logs import configure_logs
+from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.signals import wait_for_stop
+
+FILE_LOOK_S: Final = 1.0  # chosen: an edit is live within a second or two, and a look is one stat call
+LOG_FLUSH_S: Final = 0.1  # how long a line may wait for others; one write for many keeps the cost per request low
+LOG_BYTES_MAX: Final = 8 * 1024 * 1024  # kept while nobody reads standard output; beyond it lines are dropped and counted
+# A static list is its own publisher: there is no cluster, and each reload is one generation on.
+STATIC_TOKEN: Final = FencingToken(ClusterId("static"), 1, OwnerId("file"))
+log = structlog.get_logger("llmgw.router")
+
+
+class LogWriter:
+    """Writes access-log lines to a descriptor from a thread, in blocks. A reader that does not read holds up no request."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lines: deque[bytes] = deque()
+        self._size = 0
+        self.dropped = 0
+
+    def write(self, line: bytes) -> None:
+        """Takes a line; it is written within LOG_FLUSH_S."""
+        if self._size + len(line) > LOG_BYTES_MAX:
+            self.dropped += 1
+            return
+        self._lines.append(line)
+        self._size += len(line)
+
+    def _take(self) -> bytes:
+        data = b"".join(self._lines)
+        self._lines.clear()
+        self._size = 0
+        return data
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+    async def run(self, machine: Machine) -> None:
+        """Until cancelled. A closed output ends the writing, never the router."""
+        while True:
+            await machine.sleep_until(machine.now_s() + LOG_FLUSH_S)
+            if self._lines:
+                data = self._take()
+                try:
+                    await machine.run_sync(lambda data=data: self._put(data))  # type: ignore[misc]
+                except OSError:
+                    self.dropped += data.count(b"\n")
+
+    def flush(self) -> None:
+        """The last lines, at the end of the process. Blocks as long as the reader does."""
+        try:
+            self._put(self._take())
+        except OSError:
+            return
+
+
+def router_main(path: Path) -> int:
+    """Runs a router on the file at `path` until it is told to end. Raises LlmgwError when it cannot start."""
+    loaded = load_file(path, role=Role.ROUTER)
+    configure_logs(loaded.settings.log)
+    writer = LogWriter(sys.stdout.fileno())
+    try:
+        trio.run(_run, path, loaded, writer, restrict_keyboard_interrupt_to_checkpoints=True)
+    finally:
+        writer.flush()
+    return 0
+
+
+async def _run(path: Path, loaded: Loaded, writer: LogWriter) -> None:
+    failed: LlmgwError | None = None
+    try:
+        await run_router(RealMachine(), path, loaded, writer)
+    except* LlmgwError as group:
+        failed = _first(group)
+    if failed is not None:
+        raise failed
+
+
+def _first(group: BaseExceptionGroup[LlmgwError]) -> LlmgwError:
+    for error in group.exceptions:
+        return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    raise AssertionError("an exception group holds at least one")
+
+
+def make_router(machine: Machine, loaded: Loaded, writer: LogWriter) -> Router:
+    """A router that obeys the policy of a file; endpoints are still to be set. Raises Invalid for a metrics token that cannot be read."""
+    token = resolve(loaded.settings.metrics.token, "metrics.token")
+    return Router(machine, loaded.policy, writer.write, report=log.error, metrics_token=token)
+
+
+async def run_router(
+    machine: Machine, path: Path, loaded: Loaded, writer: LogWriter, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Serves until the first SIGTERM or SIGINT, then lets answers finish for `route.drain_s`; a second signal ends at once.
+
+    SIGHUP and a change of the file reload it. Reports the address it listens on. Raises LlmgwError (in a group).
+    """
+    router = make_router(machine, loaded, writer)
+    follower = FileFollower(machine, router, path, loaded)
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run, machine)
+        await nursery.start(wait_for_stop, stop.set)
+        await nursery.start(follower.run)
+        address = await nursery.start(serve, router, loaded.settings.router.listen)
+        log.info("listening", address=address, endpoints=len(loaded.endpoints), pid=os.getpid())
+        task_status.started(address)
+        await stop.wait()
+        await router.drain(machine.now_s() + router.policy.route.drain_s)
+        log.info("stopped")
+        nursery.cancel_scope.cancel()
+
+
+class FileFollower:
+    """Keeps a router on what its file says. The file is the truth; one that does not load changes nothing."""
+
+    def __init__(self, machine: Machine, router: Router, path: Path, loaded: Loaded) -> None:
+        self._machine = machine
+        self._router = router
+        self._path = path
+        self._sha256 = loaded.sha256
+        self._listen = loaded.settings.router.listen
+        self._generation = 0
+        self._seen = _state_of(path)
+        self._apply(loaded)
+
+    def _apply(self, loaded: Loaded) -> None:
+        self._generation += 1
+        self._router.set_policy(loaded.policy)
+        self._router.set_endpoints(EndpointList(loaded.endpoints), ListStamp(STATIC_TOKEN, self._generation))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Looks at the file every second, and at once when SIGHUP comes."""
+        with trio.open_signal_receiver(signal.SIGHUP) as hangups:
+            task_status.started()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch)
+                async for _ in hangups:
+                    log.info("reloading", file=str(self._path), why="SIGHUP")
+                    await self._reload(asked=True)
+
+    async def _watch(self) -> None:
+        while True:
+            await self._machine.sleep_until(self._machine.now_s() + FILE_LOOK_S)
+            seen = _state_of(self._path)
+            if seen == self._seen:
+                continue
+            settled = seen  # an editor may still be writing: a change counts once it has stood for one more look
+            await self._machine.sleep_until(self._machine.now_s() + FILE_LOOK_S / 4)
+            if _state_of(self._path) == settled:
+                self._seen = settled
+                await self._reload(asked=False)
+
+    async def _reload(self, *, asked: bool) -> None:
+        self._seen = _state_of(self._path)
+        try:
+            loaded = await self._machine.run_sync(lambda: load_file(self._path, role=Role.ROUTER))
+        except LlmgwError as err:
+            log.error("the file does not load; all stays as it was", file=str(self._path), reason=err.message)
+            return
+        if loaded.sha256 == self._sha256 and not asked:
+            return
+        self._sha256 = loaded.sha256
+        for warning in loaded.warnings:
+            log.warning(warning)
+        if loaded.settings.router.listen != self._listen:
+            log.warning("router.listen takes effect at the next start", listen=loaded.settings.router.listen)
+        self._apply(loaded)
+        log.info("reloaded", file=str(self._path), endpoints=len(loaded.endpoints), keys=len(loaded.keys))
+
+
+def _state_of(path: Path) -> tuple[int, int, int, int] | None:
+    """What changes when a file is written, replaced, or its link turned; None when it is not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

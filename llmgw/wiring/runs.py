@@ -1,0 +1,28 @@
+"""Running a role: trio's groups of exceptions become the one error that the command line shows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVarTuple, Unpack
+
+import trio
+
+from llmgw.domain.errors import LlmgwError
+
+Ts = TypeVarTuple("Ts")
+
+
+def run_role(main: Callable[[Unpack[Ts]], Awaitable[None]], *args: Unpack[Ts]) -> None:
+    """Runs `main` under trio until it ends. Raises the first LlmgwError of what ended it, else what ended it."""
+    try:
+        trio.run(main, *args)
+    except* LlmgwError as group:
+        raise leaves(group)[0] from group
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The plain exceptions of a group, whatever the depth."""
+    found: list[BaseException] = []
+    for err in group.exceptions:
+        found += leaves(err) if isinstance(err, BaseExceptionGroup) else [err]
+    return found

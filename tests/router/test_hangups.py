@@ -1,0 +1,128 @@
+"""A client that hangs up ends the engine's work, on every route and at every moment (cases T13, T14)."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.router.fakes import CHAT, CHAT2, CHAT_S, DONE, END, FIN, GOOD_S, OK, SH, Client, E, Stage, event, get, post, staged, until
+
+STREAM = [SH, ["rep", 600, 100, event("x")]]
+MOMENTS: dict[str, tuple[bytes, list[Any]]] = {
+    "while events flow": (CHAT_S, STREAM),
+    "after the head": (CHAT_S, [SH, ["w", 15000]]),
+    "before the head of a stream": (CHAT_S, [["w", 15000]]),
+    "before a plain answer": (CHAT, [["w", 15000]]),
+}
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with staged(tmp_path_factory.mktemp("patient"), first_byte_s=20, idle_s=20) as stage:
+        yield stage
+
+
+def _hang_up(stage: Stage, data: bytes, steps: list[Any], *, reset: bool) -> None:
+    stage.u1.script = steps
+    stage.u1.log.clear()
+    client = stage.router.client()
+    client.send(data)
+    if steps is STREAM:
+        client.count(b"\n\n", 3)
+    else:
+        until(lambda: stage.u1.requests, "the engine has the request")
+        time.sleep(0.05)
+    left = time.monotonic()
+    client.close(reset=reset)
+    until(lambda: stage.u1.count("peer_closed"), "the engine sees the close")
+    seen = next(entry["t"] for entry in stage.u1.log if entry["ev"] == "peer_closed")
+    assert seen - left < 1.0
+    stage.router.at_rest()
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_engine_is_let_go_within_a_second(patient: Stage, moment: str, reset: bool) -> None:
+    data, steps = MOMENTS[moment]
+    mark = f"hang-{abs(hash((moment, reset)))}"
+    _hang_up(patient, post(data, f"X-Request-Id: {mark}\r\n"), steps, reset=reset)
+    assert "status=499" in patient.router.log_line(mark)
+    assert "Traceback" not in patient.router.err.read_text()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank", "/v1/audio/speech"])
+def test_the_same_on_every_route(patient: Stage, path: str) -> None:
+    _hang_up(patient, post(CHAT_S, path=path), STREAM, reset=False)
+
+
+def test_a_pipelined_request_does_not_hide_the_hang_up(patient: Stage) -> None:
+    _hang_up(patient, post(CHAT_S) + get("/health"), [SH, ["w", 15000]], reset=False)
+
+
+def test_a_closed_stream_frees_the_place_of_its_key(patient: Stage) -> None:
+    patient.u1.script = [SH, ["w", 15000]]
+    patient.u1.log.clear()
+    client = patient.router.client()
+    client.send(post(CHAT_S, key="SINGLE"))
+    until(lambda: patient.u1.requests, "the engine has the request")
+    second = patient.router.ask(post(CHAT, key="SINGLE"))
+    assert second.status == 429
+    assert second.error["code"] == "parallel_limit"
+    assert second.get("retry-after") is not None
+    client.close()
+    patient.router.at_rest()
+    patient.u1.script = [OK]
+    assert patient.router.ask(post(CHAT, key="SINGLE")).status == 200
+
+
+def test_hundreds_of_clients_that_leave_at_random_leak_nothing(tmp_path: Path) -> None:
+    with staged(tmp_path) as stage:
+        router = stage.router
+        stage.u1.script = [["w", 50], *GOOD_S]
+        assert router.ask(post(CHAT_S)).status == 200
+        router.at_rest()
+        before = router.descriptors()
+        end = time.monotonic() + 4.0
+
+        def leave(seed: int) -> None:
+            rng = random.Random(seed)
+            while time.monotonic() < end:
+                client = Client(router.address)
+                client.send(post(CHAT_S, key="K"))
+                time.sleep(rng.random() * 0.03)
+                client.close(reset=rng.random() < 0.3)
+
+        workers = [threading.Thread(target=leave, args=(seed,)) for seed in range(20)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        router.at_rest()
+        stage.u1.script = [OK]
+        assert router.ask(post(CHAT)).status == 200
+        until(lambda: abs(router.descriptors() - before) <= 5, "descriptors are back")
+        stage.u1.log.clear()
+        stage.u2.log.clear()
+        with router.client() as client:
+            for _ in range(100):
+                client.send(post(CHAT2))
+                assert client.answer().status == 200
+        share = len(stage.u1.requests)
+        assert share + len(stage.u2.requests) == 100
+        assert 30 <= share <= 70  # a fair coin leaves this band once in 10,000 runs
+        assert router.ask(post(CHAT, key="SINGLE")).status == 200
+        assert "Traceback" not in router.err.read_text()
+
+
+def test_a_client_that_leaves_after_done_has_its_whole_answer(patient: Stage) -> None:
+    patient.u1.script = [SH, E("a"), FIN, DONE, ["w", 300], END]
+    with patient.router.client() as client:
+        client.send(post(CHAT_S, "X-Request-Id: left-after-done\r\n"))
+        client.until(b"[DONE]\n\n")
+    assert "status=200" in patient.router.log_line("left-after-done")
