@@ -103,7 +103,7 @@ class _Connection(TrioASGIHTTPConnection):
 
 def _make_quart(desk: _Desk, table: Sequence[Route], limits: Limits) -> QuartTrio:
     quart = QuartTrio("llmgw.admin", static_folder=None, template_folder=None)
-    quart.asgi_http_class = _Connection
+    pass
     quart.url_map.merge_slashes = False  # //x is not /x: what is matched is what was asked for
     quart.url_map.converters["name"] = _Name
     quart.config["MAX_CONTENT_LENGTH"] = limits.body_bytes
@@ -210,8 +210,9 @@ class _Desk:
         """Raises Unauthenticated; Overloaded for an address that failed too often."""
         try:
             return self._auth.check(_raw_headers())
-        except Unauthenticated:
-            self._failures.failed(_peer())
+        except Unauthenticated as err:
+            if err.code == "token_invalid":  # none at all is no guess
+                self._failures.failed(_peer())
             raise
 
     def _check_metrics(self, route: Route) -> None:

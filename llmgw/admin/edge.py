@@ -34,6 +34,7 @@ class AdminApp:
         self._http = http
         self._agents = agents
         self.draining = draining
+        self.ended = trio.Event()  # set by whoever serves this app, once nothing of it runs any more
         self.limits = limits
 
     def drain(self) -> None:

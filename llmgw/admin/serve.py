@@ -111,7 +111,7 @@ async def serve_admin(
 ) -> None:
     """Serves `app` on listening sockets, which it closes. Says started() when connections are taken.
 
-    Ends in order some time after `app.drain()`: no new connections, idle ones closed, answers under way are given
+    Ends in order some time after `app.drain()` (await `app.ended` for it): no new connections, idle ones closed, answers under way are given
     `limits.drain_s`, then cut. A cancel ends at once, within `limits.send_stall_s` at the latest.
     """
     limits = app.limits
@@ -139,14 +139,17 @@ async def serve_admin(
     for one in sockets:
         plain = trio.SocketListener(trio.socket.from_stdlib_socket(one))
         listeners.append(plain if tls is None else trio.SSLListener(plain, tls, https_compatible=True))
-    async with trio.open_nursery() as connections:
-        async with trio.open_nursery() as accepting:
-            await accepting.start(partial(trio.serve_listeners, handle, listeners, handler_nursery=connections))
-            task_status.started()
-            await app.draining.wait()
-            accepting.cancel_scope.cancel()
-        await context.terminated.set()
-        if open_now:
-            with trio.move_on_after(limits.drain_s):
-                await empty.wait()
-        connections.cancel_scope.cancel()
+    try:
+        async with trio.open_nursery() as connections:
+            async with trio.open_nursery() as accepting:
+                await accepting.start(partial(trio.serve_listeners, handle, listeners, handler_nursery=connections))
+                task_status.started()
+                await app.draining.wait()
+                accepting.cancel_scope.cancel()
+            await context.terminated.set()
+            if open_now:
+                with trio.move_on_after(limits.drain_s):
+                    await empty.wait()
+            connections.cancel_scope.cancel()
+    finally:
+        app.ended.set()

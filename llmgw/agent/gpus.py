@@ -95,7 +95,10 @@ class _RawAnswer:
 def parse(line: bytes) -> Answer:
     """What one line of the reader means. Never raises: nonsense is an answer too."""
     try:
-        raw = structure(msgspec.json.decode(line), _RawAnswer)
+        told = msgspec.json.decode(line)
+        if not isinstance(told, dict) or not told.keys() & {"devices", "absent", "error"}:
+            return Unknown("the GPU probe answered nonsense: an object with devices is expected")
+        raw = structure(told, _RawAnswer)
     except (msgspec.DecodeError, Invalid, RecursionError) as err:
         return Unknown(f"the GPU probe answered nonsense: {str(err)[:200]}")
     if raw.absent:

@@ -139,6 +139,7 @@ class Controller:
             self.leadership,
             self.commands,
             self.inventory,
+            self.events,
             self.desired,
             self.observe,
             self._publish,

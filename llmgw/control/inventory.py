@@ -119,15 +119,13 @@ class Inventory:
         self._prune()
         self._changed()
 
-    def report(self, node: NodeId, report: ReplicaReport) -> ReplicaReport | None:
-        """One replica's news; returns the report before it."""
+    def report(self, node: NodeId, report: ReplicaReport) -> None:
+        """One replica's news."""
         entry = self._nodes[node]
-        before = entry.replicas.get(report.order.id)
         entry.replicas[report.order.id] = report
         entry.reported_s[report.order.id] = self._now_s()
         entry.ordered.pop(report.order.id, None)
         self._changed()
-        return before
 
     def gone(self, node: NodeId, replica: ReplicaId) -> None:
         """The agent has dropped its record."""

@@ -12,11 +12,13 @@ import structlog
 import trio
 
 from llmgw.control.commands import Commands
+from llmgw.control.event_log import EventLog
 from llmgw.control.inventory import Inventory
 from llmgw.control.leadership import Leadership
 from llmgw.control.observed import Desired, Observed
 from llmgw.control.planning import plan_replicas
 from llmgw.domain.errors import Unavailable
+from llmgw.domain.ids import NodeId
 from llmgw.domain.plan import Action, Forget, Plan, Reason, Start, Stop, Withdraw
 from llmgw.domain.ports import Machine
 from llmgw.protocol.messages import ForgetReplica, StartReplica, StopReplica
@@ -35,6 +37,7 @@ class Reconciler:
         leadership: Leadership,
         commands: Commands,
         inventory: Inventory,
+        events: EventLog,
         desired: Callable[[], Desired],
         observe: Callable[[], Observed],
         publish: Callable[[], None],
@@ -44,6 +47,7 @@ class Reconciler:
         self._leadership = leadership
         self._commands = commands
         self._inventory = inventory
+        self._events = events
         self._desired = desired
         self._observe = observe
         self._publish = publish
@@ -89,18 +93,24 @@ class Reconciler:
         match action:
             case Start(node, order, why):
                 self._commands.send(node, StartReplica(order), generation)
-                log.info("start", replica=order.id, node=node, why=why)
+                devices = ", ".join(order.devices)
+                text = f"{order.id} is placed on {self._name(node)} ({devices}, port {order.port}): {why}"
+                self._events.record("replica.placed", f"replica/{order.id}", text)
             case Withdraw(_, replica, why, deadline_s):
                 if self._inventory.close(replica, why, deadline_s):
-                    log.info("withdraw", replica=replica, why=why)
+                    self._events.record("replica.withdrawn", f"replica/{replica}", f"{replica} gets no new requests: {why}")
                     return True
             case Stop(node, replica, why, grace_s):
                 self._commands.send(node, StopReplica(replica, why, grace_s), generation)
-                log.info("stop", replica=replica, why=why)
+                log.debug("stop", replica=replica, why=why)
             case Forget(node, replica, why):
                 self._commands.send(node, ForgetReplica(replica), generation)
                 log.debug("forget", replica=replica, why=why)
         return False
+
+    def _name(self, node: NodeId) -> str:
+        entry = self._inventory.entry(node)
+        return entry.facts.name if entry else node
 
     def _fresh_ids(self) -> Iterator[str]:
         while True:

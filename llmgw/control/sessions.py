@@ -19,10 +19,8 @@ from llmgw.control.inventory import Inventory
 from llmgw.control.leadership import Leadership
 from llmgw.control.nodes import Nodes
 from llmgw.domain.errors import Conflict, Invalid, LlmgwError, NotFound, TimedOut, Unavailable
-from llmgw.domain.event import Level
 from llmgw.domain.ids import NodeId, ReplicaId
 from llmgw.domain.ports import Machine
-from llmgw.domain.replica import ReplicaReport, ReplicaState
 from llmgw.protocol import messages as m
 from llmgw.protocol.channel import Channel, ChannelClosed
 
@@ -233,16 +231,17 @@ class Sessions:
                 self._same_node(session, message.facts.id)
                 self._inventory.heard(node, message.facts)
                 for report in message.changed:
-                    self._report(session, report)
+                    self._inventory.report(node, report)
             case m.ReplicaChanged():
-                self._report(session, message.report)
+                self._inventory.report(node, message.report)
             case m.ReplicaForgotten():
                 self._inventory.gone(node, message.replica)
             case m.CommandResult():
                 for hook in self._on_result:
                     hook(node, message)
             case m.AgentEvent():
-                self._events.record(message.kind, message.object, message.text, message.level, message.age_s)
+                of = f"node/{session.name}" if message.object == "node" else message.object
+                self._events.record(message.kind, of, f"{session.name}: {message.text}", message.level, message.age_s)
             case m.LogChunk():
                 waiter = self._log_waiters.get(message.request_id)
                 if waiter is not None and waiter[0] == node:
@@ -256,13 +255,6 @@ class Sessions:
     def _same_node(self, session: _Session, node: NodeId) -> None:
         if node != session.node:
             raise Invalid(f"the session is of node {session.node}, the message of {node}", code="unexpected_message")
-
-    def _report(self, session: _Session, report: ReplicaReport) -> None:
-        before = self._inventory.report(session.node, report)
-        if before is None or (before.state, before.reason, before.attempt) != (report.state, report.reason, report.attempt):
-            text = f"{report.order.id} is {report.state.value} on {session.name}" + (f": {report.reason}" if report.reason else "")
-            bad = report.state is ReplicaState.FAILED or not report.in_rotation
-            self._events.record(f"replica.{report.state.value}", f"replica/{report.order.id}", text, Level.WARNING if bad else Level.INFO)
 
 
 def _first(group: BaseExceptionGroup[LlmgwError]) -> LlmgwError:

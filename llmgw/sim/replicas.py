@@ -123,6 +123,7 @@ class SimReplicas:
         one = self._find(replica)
         one.scope.cancel()
         self.stopped += 1
+        self.event(AgentEvent("replica.crashed", f"replica/{replica}", "crashed: exit code 1"))
         self._move(replica, ReplicaState.STARTING, "crashed: exit code 1", attempt=one.report.attempt + 1, pid=0)
         self._nursery.start_soon(self._live, replica)
 

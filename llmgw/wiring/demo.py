@@ -22,7 +22,7 @@ CONTEXT_TOKENS: Final = 4096  # of the 32 k it can: a demo on a laptop needs lit
 
 def demo_model(checkpoint: Path) -> ModelSpec:
     """One replica on the CPU."""
-    profile = Profile(name="cpu", engine="xllamacpp", checkpoint=str(checkpoint), gpus=0, args=("--ctx-size", str(CONTEXT_TOKENS)))
+    profile = Profile(name="cpu", engine="xllamacpp", checkpoint=str(checkpoint), gpus=0, args=("--ctx-size", str(CONTEXT_TOKENS), "--chat-template", "gemma"))
     return ModelSpec(MODEL_NAME, (profile,), aliases=(MODEL_ALIAS,))
 
 

@@ -147,7 +147,9 @@ async def until(condition, what: str = "a state") -> None:
 
 
 @asynccontextmanager
-async def running_admin(data_dir, limits: Limits | None = None, objects: Objects | None = None, store: Store | None = None, **more):
+async def running_admin(
+    data_dir, limits: Limits | None = None, objects: Objects | None = None, store: Store | None = None, tls=None, **more
+):
     limits = limits or Limits()
     machine = RealMachine()
     store = store or await Store.open(MEMORY, inline)
@@ -171,7 +173,7 @@ async def running_admin(data_dir, limits: Limits | None = None, objects: Objects
     served = trio.Event()
 
     async def serve(task_status=trio.TASK_STATUS_IGNORED):
-        await serve_admin(app, [listening], task_status=task_status)
+        await serve_admin(app, [listening], tls=tls, task_status=task_status)
         served.set()
 
     async with trio.open_nursery() as nursery:

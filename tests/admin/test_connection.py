@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 
 import pytest
 import trio
@@ -12,7 +15,7 @@ from llmgw.admin.limits import Limits
 from llmgw.admin.serve import bind_admin
 from llmgw.domain.errors import Invalid, Unavailable
 
-from .conftest import ADMIN, AGENT, DEADLINE_S, VIEWER, read_answer, running_admin, until
+from .conftest import ADMIN, DEADLINE_S, read_answer, running_admin, until
 
 AUTH = f"Authorization: Bearer {ADMIN}\r\n"
 
@@ -368,5 +371,31 @@ def test_a_unix_socket_left_behind_is_replaced_and_a_living_one_is_not(tmp_path)
     again.close()
 
 
-def test_tokens_of_the_tests_differ():
-    assert len({ADMIN, VIEWER, AGENT}) == 3
+async def test_tls_is_spoken_where_a_certificate_is_given(tmp_path):
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl program to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        f"{openssl} req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost".split()
+        + ["-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )
+    ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    ours.load_cert_chain(certificate, key)
+    theirs = ssl.create_default_context(cafile=certificate)
+    async with running_admin(tmp_path, tls=ours) as admin:
+        stranger = await admin.connect()
+        await stream_of_plain_text(stranger)
+        stream = trio.SSLStream(await admin.connect(), theirs, server_hostname="localhost", https_compatible=True)
+        await stream.send_all(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert (await read_answer(stream)).status == 200
+        assert await at_end(stream) == b""
+        await stream.aclose()
+
+
+async def stream_of_plain_text(stream: trio.SocketStream) -> None:
+    await stream.send_all(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert b"HTTP/1.1" not in await at_end(stream)
+    await stream.aclose()

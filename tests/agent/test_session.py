@@ -357,9 +357,9 @@ async def test_heartbeats_come_at_the_asked_interval_and_carry_what_changed_by_i
 
 async def test_events_wait_for_a_leader_and_say_how_old_they_are(autojump_clock: object) -> None:
     async with running(World()) as world:
+        end, _, _ = await world.hello(heartbeat_s=60.0)
         world.sessions.event(AgentEvent("replica.adopted", "replica/x", "text"))
         await world.machine.sleep_until(world.machine.now_s() + 60.0)
-        end, _, _ = await world.hello(heartbeat_s=60.0)
         await world.lead(end, token(3))
         event = await receive(end, AgentEvent)
         assert event.kind == "replica.adopted"

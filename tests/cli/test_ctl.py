@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from llmgw.cli.ctl import waiting
+from llmgw.cli.ctl.output import Ctl
+from llmgw.domain.errors import Unavailable
 from tests.cli.conftest import Run
-from tests.cli.fake_api import FakeApi, Request, Says, error
+from tests.cli.fake_api import TOKEN, FakeApi, Request, Says, error
 
 STATUS = {
     "cluster_id": "c1",
@@ -246,6 +249,62 @@ def test_rm_names_the_revision_it_saw(ctl: Run, api: FakeApi):
     assert ctl("model", "rm", "m2", "--yes").code == 4
 
 
+def test_waiting_ends_when_every_model_has_what_it_wants(ctl: Run, api: FakeApi):
+    def models(ready: int, state: str) -> dict[str, object]:
+        return {"models": [{"name": "m1", "ready": ready, "replicas_wanted": 2, "state": state, "reason": "loading"}]}
+
+    api.on("POST /api/v1/models/m1/scale", {"revision": 2})
+    api.on("GET /api/v1/models", models(1, "failed"), models(1, "degraded"), models(2, "ready"))
+    ran = ctl("model", "scale", "m1", "2", "--wait")
+    assert (ran.code, ran.out) == (0, "model m1: 2 replicas wanted (revision 2)\n")
+    assert ran.err == "model m1: 1/2 failed: loading\nmodel m1: 1/2 degraded: loading\n"
+
+
+def test_waiting_ends_at_its_limit_with_how_far_it_came(ctl: Run, api: FakeApi):
+    api.on("DELETE /api/v1/models/m1", {"revision": 2})
+    api.on("GET /api/v1/models/m1", {"name": "m1"})
+    api.on(
+        "GET /api/v1/replicas",
+        {"replicas": [{"id": "r", "model": "m1", "state": "draining"}, {"id": "s", "model": "m2", "state": "ready"}]},
+    )
+    ran = ctl("model", "rm", "m1", "--wait", "--wait-limit", "0")
+    assert ran.code == 6
+    assert "llmgw: not done after 0 s: 1 replica left (draining)" in ran.err
+
+
+def test_waiting_for_a_model_that_stays_failed_ends(api: FakeApi, monkeypatch: pytest.MonkeyPatch):
+    look = waiting.models_ready(Ctl(api.url, "table"), ["m1"])
+    monkeypatch.setenv("LLMGW_TOKEN", TOKEN)
+    api.on("GET /api/v1/models", {"models": [{"name": "m1", "state": "failed", "reason": "exit code 1"}]})
+    for _ in range(waiting.FAILED_LOOKS):
+        assert look() == "model m1: 0/0 failed: exit code 1"
+    with pytest.raises(Unavailable, match="model m1: failed: exit code 1"):
+        look()
+
+
+def test_draining_waits_for_what_was_to_go(ctl: Run, api: FakeApi):
+    gone = {"replicas": [{"id": "r", "node": "gpu-1", "state": "stopped"}]}
+    api.on("POST /api/v1/nodes/gpu-1/drain", {})
+    api.on("POST /api/v1/replicas/r/drain", {})
+    for what in (("node", "drain", "gpu-1"), ("replica", "drain", "r")):
+        api.on("GET /api/v1/replicas", {"replicas": [{"id": "r", "node": "gpu-1", "state": "draining"}]}, gone)
+        ran = ctl(*what, "-w")
+        assert ran.out.endswith(": drained\n")
+        assert "draining" in ran.err
+
+
+def test_a_models_table_comes_out_as_apply_takes_it(ctl: Run, api: FakeApi, tmp_path: Path):
+    asked = {"name": "m1", "replicas": 2, "profile": [{"name": "command", "engine": "command", "command": ["/bin/x", "a b"]}]}
+    api.on("GET /api/v1/models/m1", {"name": "m1", "model": asked, "replicas": [{"id": "m1-0a", "state": "ready"}]})
+    api.on("POST /api/v1/models:apply", {"changes": []})
+    file = tmp_path / "m.toml"
+    file.write_text(ctl("model", "show", "m1", "--as-file").out)
+    assert ctl("model", "apply", "-f", str(file)).code == 0
+    assert api.requests[-1].body["models"] == [asked]
+    whole = ctl("model", "show", "m1").out
+    assert whole.startswith("name  m1\n\nREPLICA  STATE\nm1-0a    ready\n\n[[model]]\n")
+
+
 def test_engine_chooses_a_profile(ctl: Run, api: FakeApi):
     api.on("POST /api/v1/models/m1/engine", Says({"durability": "local"}, headers={"ETag": '"4"'}))
     assert ctl("model", "engine", "m1", "small").out == "model m1: profile small chosen (revision 4, durability: local)\n"
@@ -295,6 +354,17 @@ def test_logs_are_read_to_their_end(ctl: Run, api: FakeApi):
     assert "attempt=2" in api.requests[1].path
     ctl("replica", "logs", "m1-0a", "--attempt", "1")
     assert "attempt=1" in api.requests[4].path
+
+
+def test_the_tail_of_a_log_is_its_last_lines(ctl: Run, api: FakeApi):
+    api.on(
+        "GET /api/v1/replicas/r/logs",
+        {"attempt": 1, "attempts": [1], "offset": 90, "next_offset": 96, "text": "a\nb\nc\n"},
+        {"attempt": 1, "text": ""},
+    )
+    assert ctl("replica", "logs", "r", "--tail", "2").out == "b\nc\n"
+    assert "offset=-65536" in api.requests[0].path
+    assert "offset=96" in api.requests[1].path
 
 
 def test_following_logs_goes_on_with_the_next_attempt_and_ends_when_the_replica_is_gone(ctl: Run, api: FakeApi):

@@ -15,6 +15,7 @@ import pytest
 
 from llmgw import __version__
 from llmgw.cli import main as program
+from llmgw.cli.reference import reference_text
 from llmgw.domain.errors import Conflict, Fault, Invalid
 from tests.cli.conftest import Run
 from tests.cli.fake_api import TOKEN, FakeApi
@@ -76,6 +77,11 @@ def test_help_names_every_command(run: Run):
     assert ran.code == 0
     for name in program.COMMANDS:
         assert f"  {name} " in ran.out
+
+
+def test_the_page_of_commands_in_the_repository_is_the_one_the_program_writes():
+    page = Path(__file__).parent.parent.parent / "docs" / "reference" / "commands.md"
+    assert page.read_text(encoding="utf-8") == reference_text()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.router.fakes import OK, Stage
+from tests.router.fakes import CHAT, CHAT2, OK, Stage, post, until
 
 
 @pytest.fixture(scope="module")
@@ -22,5 +22,16 @@ def stage(_module_stage: Stage) -> Stage:
         engine.script = [OK]
         engine.once = []
         engine.read_body = True
+    # A test before may have left an endpoint out of use: it comes back by its one trial.
+    until(lambda: _module_stage.router.ask(post(CHAT)).status == 200, "the first engine is in use")
+    until(lambda: _both_in_use(_module_stage), "the second engine is in use")
+    for engine in (_module_stage.u1, _module_stage.u2):
         engine.log.clear()
     return _module_stage
+
+
+def _both_in_use(stage: Stage) -> bool:
+    if stage.router.metric_of("llmgw_breaker_state", 'endpoint="u2"') == 0:
+        return True
+    stage.router.ask(post(CHAT2))  # the trial, once it is due
+    return False

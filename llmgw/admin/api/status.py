@@ -51,7 +51,11 @@ def status_view(controller: Controller) -> dict[str, Any]:
         "cluster_id": controller.leadership.cluster_id,
         "leader": leader_view(controller),
         "build": __version__,
-        "store": {"mode": controller.store.mode, "durability": controller.store.durability, "schema": controller.store.schema},
+        "store": {
+            "mode": "none" if controller.file else controller.store.mode,
+            "durability": controller.store.durability,
+            "schema": controller.store.schema,
+        },
         "models": models,
         "replicas": dict(sorted(Counter(replica.state.value for replica in replicas).items())),
         "nodes": list_nodes(controller),

@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from llmgw.cli.ctl.client import segment
-from llmgw.cli.ctl.output import Ctl, details, items, key, shared, table, text
+from llmgw.cli.ctl.output import Ctl, details, echo, items, key, shared, table, text, toml_text
+from llmgw.cli.ctl.replica import REPLICA_COLUMNS
+from llmgw.cli.ctl.waiting import models_ready, no_replicas, wait_done, waits
 from llmgw.domain.errors import Fault, Invalid
 
 
@@ -39,11 +41,30 @@ _COLUMNS = (
 
 @model.command()
 @click.argument("name")
+@click.option("--as-file", is_flag=True, help="Print the [[model]] table alone, as `ctl model apply -f` takes it.")
 @shared
-def show(ctl: Ctl, name: str) -> None:
+def show(ctl: Ctl, name: str, as_file: bool) -> None:
     """One model: what was asked for and what is."""
     body = ctl.client.get(f"models/{segment(name)}").body
-    ctl.print(body, lambda: details(body))
+    asked = body.get("model") if isinstance(body, dict) else None
+    if as_file:
+        if not isinstance(asked, dict):
+            raise Invalid("the answer holds no [[model]] table: is this the admin API's address?")
+        echo(toml_text({"model": [asked]}), steered=False)
+        return
+    ctl.print(body, lambda: _model_lines(body))
+
+
+def _model_lines(body: Any) -> list[str]:
+    replicas = body.get("replicas")
+    rows = replicas if isinstance(replicas, list) else []
+    asked = body.get("model")
+    lines = details({name: value for name, value in body.items() if not (value is replicas and rows) and value is not asked})
+    if rows:
+        lines += ["", *table(rows, REPLICA_COLUMNS, "")]
+    if isinstance(asked, dict):
+        lines += ["", *toml_text({"model": [asked]}).split("\n")]
+    return lines
 
 
 @model.command()
@@ -55,8 +76,9 @@ def show(ctl: Ctl, name: str) -> None:
     help="A file of [[model]] tables; - for standard input.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would change and write nothing.")
+@waits
 @shared
-def apply(ctl: Ctl, file: Path, dry_run: bool) -> None:
+def apply(ctl: Ctl, file: Path, dry_run: bool, limit_s: float | None) -> None:
     """Create or change the models that FILE names; others stay as they are."""
     tables = read_models_file(file)
     answer = ctl.client.send("POST", "models:apply", {"models": tables, "dry_run": dry_run})
@@ -74,6 +96,8 @@ def apply(ctl: Ctl, file: Path, dry_run: bool) -> None:
             found.append(f"revision {body['revision']}")
         return found
 
+    if limit_s is not None and not dry_run:
+        wait_done(models_ready(ctl, [str(change.get("model")) for change in items(body, "changes")]), limit_s)
     ctl.print(body, lines)
 
 
@@ -121,24 +145,31 @@ def read_models_file(file: Path) -> list[dict[str, Any]]:
 @model.command()
 @click.argument("name")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@waits
 @shared
-def rm(ctl: Ctl, name: str, yes: bool) -> None:
+def rm(ctl: Ctl, name: str, yes: bool, limit_s: float | None) -> None:
     """Remove a model: its endpoints are withdrawn, then its replicas are drained and stopped."""
     path = f"models/{segment(name)}"
     before = ctl.client.get(path)
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():
         click.confirm(f"Remove model {name} and stop its replicas?", abort=True)
     headers = {"If-Match": before.etag} if before.etag else {}
-    ctl.changed(ctl.client.send("DELETE", path, headers=headers), f"model {name}: removed")
+    answer = ctl.client.send("DELETE", path, headers=headers)
+    if limit_s is not None:
+        wait_done(no_replicas(ctl, "model", name), limit_s)
+    ctl.changed(answer, f"model {name}: removed")
 
 
 @model.command()
 @click.argument("name")
 @click.argument("count", type=click.IntRange(0))
+@waits
 @shared
-def scale(ctl: Ctl, name: str, count: int) -> None:
+def scale(ctl: Ctl, name: str, count: int, limit_s: float | None) -> None:
     """Run COUNT replicas of a model."""
     answer = ctl.client.send("POST", f"models/{segment(name)}/scale", {"count": count})
+    if limit_s is not None:
+        wait_done(models_ready(ctl, [name]), limit_s)
     ctl.changed(answer, f"model {name}: {count} {'replica' if count == 1 else 'replicas'} wanted")
 
 

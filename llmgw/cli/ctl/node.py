@@ -6,6 +6,7 @@ import click
 
 from llmgw.cli.ctl.client import segment
 from llmgw.cli.ctl.output import Ctl, age, details, key, shared, table
+from llmgw.cli.ctl.waiting import no_replicas, wait_done, waits
 
 
 @click.group()
@@ -53,11 +54,15 @@ def cordon(ctl: Ctl, name: str) -> None:
 @node.command()
 @click.argument("name")
 @click.option("--deadline", type=click.FloatRange(0), metavar="SECONDS", help="Stop what is still busy after this long.")
+@waits
 @shared
-def drain(ctl: Ctl, name: str, deadline: float | None) -> None:
+def drain(ctl: Ctl, name: str, deadline: float | None, limit_s: float | None) -> None:
     """Move work off a node."""
     body = {} if deadline is None else {"deadline_s": deadline}
-    ctl.changed(ctl.client.send("POST", f"nodes/{segment(name)}/drain", body), f"node {name}: draining")
+    answer = ctl.client.send("POST", f"nodes/{segment(name)}/drain", body)
+    if limit_s is not None:
+        wait_done(no_replicas(ctl, "node", name), limit_s)
+    ctl.changed(answer, f"node {name}: {'draining' if limit_s is None else 'drained'}")
 
 
 @node.command()

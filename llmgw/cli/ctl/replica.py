@@ -9,6 +9,7 @@ import click
 
 from llmgw.cli.ctl.client import segment, wait
 from llmgw.cli.ctl.output import Ctl, age, details, key, shared, table, text
+from llmgw.cli.ctl.waiting import replica_gone, wait_done, waits
 from llmgw.cli.text import printable
 from llmgw.domain.errors import Invalid, NotFound, Unavailable
 
@@ -29,10 +30,10 @@ def list_replicas(ctl: Ctl, of_model: str | None) -> None:
     body = ctl.listing("replicas")
     if of_model is not None:
         body = {**body, "replicas": [row for row in body["replicas"] if row.get("model") == of_model]}
-    ctl.print(body, lambda: table(body["replicas"], _COLUMNS, "no replicas"))
+    ctl.print(body, lambda: table(body["replicas"], REPLICA_COLUMNS, "no replicas"))
 
 
-_COLUMNS = (
+REPLICA_COLUMNS = (
     ("REPLICA", key("id")),
     ("MODEL", key("model")),
     ("PROFILE", key("profile")),
@@ -58,12 +59,15 @@ def show(ctl: Ctl, id: str) -> None:
 @click.argument("id")
 @click.option("--follow", "-f", is_flag=True, help="Go on as more is written; Ctrl-C ends it.")
 @click.option("--attempt", type=click.IntRange(1), help="The log of this attempt; without it, of the last one.")
+@click.option(
+    "--tail", "-n", type=click.IntRange(1), metavar="LINES", help=f"Begin with the last lines (of the last {LOG_CHUNK_BYTES} bytes)."
+)
 @shared
-def logs(ctl: Ctl, id: str, follow: bool, attempt: int | None) -> None:
+def logs(ctl: Ctl, id: str, follow: bool, attempt: int | None, tail: int | None) -> None:
     """What a replica's engine wrote."""
     path = f"replicas/{segment(id)}/logs"
     terminal = sys.stdout.isatty()
-    offset, shown_attempt, ended = 0, attempt, True
+    offset, shown_attempt, ended = 0 if tail is None else -LOG_CHUNK_BYTES, attempt, True  # below 0: from the end
     while True:
         try:
             page = ctl.client.get(path, {"attempt": shown_attempt, "offset": offset, "limit": LOG_CHUNK_BYTES}).body
@@ -81,6 +85,9 @@ def logs(ctl: Ctl, id: str, follow: bool, attempt: int | None) -> None:
         if not isinstance(page, dict) or not isinstance(page.get("text"), str):
             raise Invalid("the answer holds no log: is this the admin API's address?")
         chunk = page["text"]
+        if tail is not None:
+            chunk = "".join(chunk.splitlines(keepends=True)[-tail:])
+            tail = None
         if chunk:
             click.echo(printable(chunk, terminal), nl=False)
             ended = chunk.endswith("\n")
@@ -116,10 +123,14 @@ def _newest(attempts: object) -> int | None:
 
 @replica.command()
 @click.argument("id")
+@waits
 @shared
-def drain(ctl: Ctl, id: str) -> None:
+def drain(ctl: Ctl, id: str, limit_s: float | None) -> None:
     """Withdraw a replica, let its requests finish, then stop it; another takes its place."""
-    ctl.changed(ctl.client.send("POST", f"replicas/{segment(id)}/drain", {}), f"replica {id}: draining")
+    answer = ctl.client.send("POST", f"replicas/{segment(id)}/drain", {})
+    if limit_s is not None:
+        wait_done(replica_gone(ctl, id), limit_s)
+    ctl.changed(answer, f"replica {id}: {'draining' if limit_s is None else 'drained'}")
 
 
 @replica.command()

@@ -68,6 +68,7 @@ _NODES = (
     ("NODE", key("name")),
     ("STATE", lambda row: ",".join([str(row.get("state", "")), *(flag for flag in ("cordoned", "draining") if row.get(flag))])),
     ("FACILITY", key("facility")),
+    ("GPUS", lambda row: "" if row.get("gpus") is None else row["gpus"] or "cpu"),
     ("REPLICAS", key("replicas")),
     ("BUILD", key("build")),
 )
