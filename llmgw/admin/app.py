@@ -103,7 +103,7 @@ class _Connection(TrioASGIHTTPConnection):
 
 def _make_quart(desk: _Desk, table: Sequence[Route], limits: Limits) -> QuartTrio:
     quart = QuartTrio("llmgw.admin", static_folder=None, template_folder=None)
-    pass
+    quart.asgi_http_class = _Connection
     quart.url_map.merge_slashes = False  # //x is not /x: what is matched is what was asked for
     quart.url_map.converters["name"] = _Name
     quart.config["MAX_CONTENT_LENGTH"] = limits.body_bytes

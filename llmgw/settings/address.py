@@ -106,11 +106,11 @@ def url_fault(text: str) -> str | None:
     scheme, separator, rest = text.partition("://")
     if not separator or scheme not in ("http", "https"):
         return f"expected an http:// or https:// address, not {text!r}"
+    if "@" in rest:  # first, so that no other fault repeats a password
+        return "an address carries no user and password (and no @) here; secrets have keys of their own"
     if _PRINTABLE.match(rest) is None:
         return f"an address has no spaces and no characters beyond ASCII: {text!r}"
     authority, _, path = rest.partition("/")
-    if "@" in authority:
-        return "an address carries no user and password here; secrets have keys of their own"
     if "?" in rest or "#" in rest:
         return f"an address ends with its path, without ? or #: {text!r}"
     host = authority

@@ -24,6 +24,8 @@ _BARE: Final = re.compile(r"[A-Za-z0-9_-]+\Z")
 _NEAREST_SHARE: Final = 0.6  # difflib's own default: `retrys` finds `retries`, `foo` finds nothing
 # Integers beyond 64 bits are legal for Python's parser but for no key of ours, and a database column refuses them.
 _INT_BITS_MAX: Final = 63
+_REASON_MAX: Final = 400  # characters: a fault stays readable when somebody pastes a file into a value
+_KEY_MAX: Final = 100
 
 
 class _Missing:
@@ -35,8 +37,14 @@ MISSING: Final = _Missing()
 
 def join(path: str, key: str) -> str:
     """`path.key`, the key quoted as TOML wants it."""
+    key = short(key, _KEY_MAX)
     part = key if _BARE.match(key) else '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return f"{path}.{part}" if path else part
+
+
+def short(text: str, limit: int = _REASON_MAX) -> str:
+    """`text`, or its beginning where it is very long."""
+    return text if len(text) <= limit else f"{text[: limit - 4]} ..."
 
 
 def type_name(value: object) -> str:
@@ -94,7 +102,7 @@ def read_table(cls: type[T], raw: object, path: str, faults: list[Fault], elsewh
         value = _read_value(types_of[field.name], raw[field.name], at, faults, elsewhere)
         meta = meta_of(field)
         if value is not MISSING and meta is not None and (reason := _value_fault(meta, value)) is not None:
-            faults.append(Fault(at, reason))
+            faults.append(Fault(at, short(reason)))
             value = MISSING
         if value is MISSING:
             whole = False

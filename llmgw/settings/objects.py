@@ -184,6 +184,8 @@ def _read_key(raw: object, path: str, faults: list[Fault], warnings: list[str]) 
         return None
     if bool(table.sha256) == bool(table.key):
         faults.append(Fault(path, "needs sha256 or key, not both" if table.key else "needs sha256 (or key)"))
+    if any(not "!" <= c <= "~" for c in table.key):
+        faults.append(Fault(f"{path}.key", "a key has printable ASCII characters only, and no spaces: no header could carry another"))
     expires_wall_s = None
     if table.expires:
         try:

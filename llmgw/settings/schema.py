@@ -116,7 +116,6 @@ class ServerSettings:
         check=addresses.optional_url_fault, example="https://ctl-1.example:8081",
     )  # fmt: skip
 
-
     @property
     def data_path(self) -> Path:
         """`data_dir`, absolute."""
@@ -610,8 +609,8 @@ class ProfileTable:
     )  # fmt: skip
     share_gpu: bool = setting(False, help="May stand on one GPU with others, as far as memory goes.", scope=_O, applies=_LIVE)
     memory_mib: int = setting(
-        0, help="Memory of one replica over all its devices; 0: the checkpoint's files x 1.2 + 512 MiB until measured.", scope=_O, applies=_LIVE, unit="MiB",
-        low=0, high=1_073_741_824,
+        0, help="Memory of one replica over all its devices; 0: the checkpoint's files x 1.2 + 512 MiB until measured.",
+        scope=_O, applies=_LIVE, unit="MiB", low=0, high=1_073_741_824,
     )  # fmt: skip
     args: tuple[str, ...] = setting((), help="Passed to the engine.", scope=_O, applies=_LIVE, example=("--max-model-len", "16384"))
     env: Mapping[str, str] = setting(

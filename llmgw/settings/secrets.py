@@ -15,9 +15,9 @@ SECRET_BYTES_MAX: Final = 65_536  # chosen: far above any token or key file; kee
 
 
 def env_name_fault(text: str) -> str | None:
-    """Why `text` is no name of an environment variable, or None ("" is none given)."""
+    """Why `text` is no name of an environment variable, or None ("" is none given). It may be a secret and is not repeated."""
     if text and _ENV_NAME.match(text) is None:
-        return f"expected the name of an environment variable, not {text!r}"
+        return "expected the name of an environment variable; a secret itself does not stand in this file"
     return None
 
 

@@ -89,7 +89,8 @@ class XllamacppEngine:
             HOST_VARIABLE: place.host,
             PORT_VARIABLE: str(place.port),
             CHECKPOINT_VARIABLE: place.checkpoint,
-            NAMES_VARIABLE: json.dumps(order.names),
+            # Of several names llama.cpp reports whichever sorts first. Routers ask it by the model's own name and put the client's back.
+            NAMES_VARIABLE: json.dumps([order.model]),
         }
         if order.kind is ModelKind.EMBEDDING:
             env[EMBEDDING_VARIABLE] = "1"

@@ -9,9 +9,10 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import attrs
@@ -33,9 +34,6 @@ from llmgw.domain.errors import (
     Unavailable,
     UpstreamFailed,
 )
-
-if TYPE_CHECKING:
-    import ssl
 
 CONNECT_S: Final = 5.0  # chosen: a machine that has not taken a connection by then will not
 ANSWER_S: Final = 30.0  # chosen: above every deadline of the API itself (a durable write, a forwarded one)
@@ -79,7 +77,7 @@ class Answer:
 
 def segment(name: str) -> str:
     """A name as one segment of a path: names of models may hold `/` and `:`."""
-    return quote(name, safe="")
+    return quote(name, safe="", errors="surrogateescape")
 
 
 class Client:
@@ -116,7 +114,7 @@ class Client:
     def _once(self, method: str, where: str, body: object, headers: Mapping[str, str]) -> Answer:
         connection = self._connect()
         try:
-            data = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+            data = None if body is None else json.dumps(body).encode("ascii")
             sent = {**self._headers("application/json"), **headers}
             if data is not None:
                 sent["Content-Type"] = "application/json"
@@ -167,6 +165,8 @@ class Client:
             connection.connect()
         except socket.gaierror as err:
             raise Unavailable(f"the host {self.host} is not known: {_reason(err)}", code="unreachable") from err
+        except ssl.SSLError as err:
+            raise Unavailable(f"{self.target.server} is not trusted or speaks no TLS: {_reason(err)}", code="unreachable") from err
         except (OSError, http.client.HTTPException) as err:
             raise Unavailable(f"nothing answers at {self.target.server}: {_reason(err)}", code="unreachable") from err
         assert connection.sock is not None
@@ -175,8 +175,6 @@ class Client:
 
     def _tls(self) -> ssl.SSLContext:
         if self._ssl is None:
-            import ssl
-
             try:
                 self._ssl = ssl.create_default_context(cafile=self.target.ca or None)
             except (OSError, ssl.SSLError) as err:

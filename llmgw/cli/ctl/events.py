@@ -99,7 +99,7 @@ def _print_one(ctl: Ctl, event: Mapping[str, Any]) -> None:
 def event_line(event: Mapping[str, Any]) -> str:
     """One event for people: number, time, level where it is more than information, what about, what."""
     level = str(event.get("level") or "info")
-    parts = [f"{event.get('seq', ''):>5}", _time(event.get("at"))]
+    parts = [text(event.get("seq")).rjust(5), _time(event.get("at"))]
     if level not in ("info", "debug"):
         parts.append(level.upper())
     parts += [text(event.get("kind")), text(event.get("object")), one_line(text(event.get("text")))]

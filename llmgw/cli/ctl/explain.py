@@ -35,14 +35,14 @@ def model(ctl: Ctl, name: str) -> None:
 
 
 def _explain(ctl: Ctl, path: str) -> None:
-    body = ctl.client.get(path).body
+    body = ctl.object(path)
     ctl.print(body, lambda: _lines(body))
 
 
 def _lines(body: Mapping[str, Any]) -> list[str]:
     found = [f"{text(body.get('object'))}: {text(body.get('text'))}"]
-    rejections = body.get("rejections") or []
-    if rejections:
+    rejections = body.get("rejections")
+    if rejections and isinstance(rejections, list):
         found += ["", *table(rejections, (("NODE", key("node")), ("FILTER", key("filter")), ("WHY NOT", key("text"))), "")]
     rest = {name: value for name, value in body.items() if name not in _KNOWN and value not in (None, "", [], {})}
     if rest:

@@ -16,7 +16,7 @@ def leader() -> None:
 @shared
 def show(ctl: Ctl) -> None:
     """The leader, its epoch and its powers."""
-    body = ctl.client.get("leader").body
+    body = ctl.object("leader")
     ctl.print(body, lambda: details(body))
 
 

@@ -45,8 +45,8 @@ _COLUMNS = (
 @shared
 def show(ctl: Ctl, name: str, as_file: bool) -> None:
     """One model: what was asked for and what is."""
-    body = ctl.client.get(f"models/{segment(name)}").body
-    asked = body.get("model") if isinstance(body, dict) else None
+    body = ctl.object(f"models/{segment(name)}")
+    asked = body.get("model")
     if as_file:
         if not isinstance(asked, dict):
             raise Invalid("the answer holds no [[model]] table: is this the admin API's address?")

@@ -39,7 +39,7 @@ _COLUMNS = (
 @shared
 def show(ctl: Ctl, name: str) -> None:
     """One node: its devices, engines and replicas."""
-    body = ctl.client.get(f"nodes/{segment(name)}").body
+    body = ctl.object(f"nodes/{segment(name)}")
     ctl.print(body, lambda: details(body))
 
 

@@ -30,6 +30,13 @@ class Ctl:
         """Looked up when first used, so that faults of the command line are told first."""
         return Client(find(self.server))
 
+    def object(self, path: str) -> dict[str, Any]:
+        """One object. Raises Invalid for an answer of another shape."""
+        body = self.client.get(path).body
+        if not isinstance(body, dict):
+            raise Invalid("the answer is no object: is this the admin API's address?")
+        return body
+
     def listing(self, noun: str) -> dict[str, Any]:
         """Every row of a listing, its pages put together."""
         body = self.client.get(noun).body
@@ -93,7 +100,8 @@ def echo(text: str, *, steered: bool = True) -> None:
     """Prints a line. On a terminal nothing in it can steer the terminal (`steered` False: its escapes are made already)."""
     terminal = sys.stdout.isatty()
     shown = printable(text, terminal) if steered else text
-    click.echo(shown.encode("utf-8", "replace").decode("utf-8"))
+    encoding = sys.stdout.encoding or "utf-8"
+    click.echo(shown.encode(encoding, "replace").decode(encoding))
 
 
 def json_text(data: Any, indent: int | None = None) -> str:
@@ -133,6 +141,7 @@ def items(body: Any, noun: str) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[Mapping[str, Any]], shown: Sequence[tuple[str, Callable[[Mapping[str, Any]], object]]], none: str) -> list[str]:
     """Rows as columns: `shown` names each column and what it holds. Columns that are empty in every row are left out."""
+    rows = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list | tuple) else []
     if not rows:
         return [none]
     cells = [[text(make(row)) for _, make in shown] for row in rows]

@@ -51,7 +51,7 @@ REPLICA_COLUMNS = (
 @shared
 def show(ctl: Ctl, id: str) -> None:
     """One replica: everything that is known of it."""
-    body = ctl.client.get(f"replicas/{segment(id)}").body
+    body = ctl.object(f"replicas/{segment(id)}")
     ctl.print(body, lambda: details(body))
 
 

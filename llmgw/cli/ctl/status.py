@@ -17,7 +17,7 @@ from llmgw.domain.errors import EXIT_OK, EXIT_UNWELL
 @shared
 def status(ctl: Ctl, check: bool) -> int:
     """Who leads, what is ready, what is wrong."""
-    found = ctl.client.get("status").body
+    found = ctl.object("status")
     if check:
         return _check(ctl, found)
     ctl.print(found, lambda: status_lines(found))
@@ -25,13 +25,14 @@ def status(ctl: Ctl, check: bool) -> int:
 
 
 def _check(ctl: Ctl, found: Mapping[str, Any]) -> int:
-    problems = [one_line(str(problem)) for problem in found.get("problems") or ()]
+    problems = _problems(found)
     if ctl.output == "json":
         echo(json_text({"ok": not problems, "problems": problems}), steered=False)
     elif problems:
         echo(f"not well: {'; '.join(problems)}")
     else:
-        models = found.get("models") or []
+        models = found.get("models")
+        models = models if isinstance(models, list) else []
         echo(f"ok: {len(models)} {'model' if len(models) == 1 else 'models'}, led by {_leader(found)}")
     return EXIT_UNWELL if problems else EXIT_OK
 
@@ -52,10 +53,15 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     lines = [f"{name:<{wide}}  {one_line(value)}" for name, value in facts if value]
     lines += ["", *table(found.get("models") or [], _MODELS, "no models")]
     lines += ["", *table(found.get("nodes") or [], _NODES, "no nodes")]
-    problems = found.get("problems") or []
+    problems = _problems(found)
     lines.append("")
-    lines += ["problems:", *(f"  - {one_line(str(problem))}" for problem in problems)] if problems else ["no problems"]
+    lines += ["problems:", *(f"  - {problem}" for problem in problems)] if problems else ["no problems"]
     return lines
+
+
+def _problems(found: Mapping[str, Any]) -> list[str]:
+    problems = found.get("problems")
+    return [one_line(str(problem)) for problem in problems] if isinstance(problems, list) else []
 
 
 _MODELS = (

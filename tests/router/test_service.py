@@ -1,0 +1,182 @@
+"""The process: stopping, reloading, surviving its surroundings (cases T40, T41)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.router.fakes import (
+    CHAT, CHAT_S, DONE, END, FIN, OK, SH, Client, E, RouterProcess, Stage, event, get, post, router_command, staged, until,
+)  # fmt: skip
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Stage]:
+    with staged(tmp_path, first_byte_s=20, idle_s=20) as stage:
+        yield stage
+
+
+def test_a_stop_lets_answers_finish_and_tells_the_endless_ones(fresh: Stage) -> None:
+    router, u1 = fresh.router, fresh.u1
+    idle = router.client()
+    idle.send(get("/health"))
+    assert idle.answer().status == 200
+    u1.once = [[SH, ["rep", 10, 100, event("s")], FIN, DONE, END]]
+    short = router.client()
+    short.send(post(CHAT_S))
+    short.until(b"\n\n")
+    u1.script = [SH, ["rep", 600, 100, event("x")]]
+    endless = router.client()
+    endless.send(post(CHAT_S))
+    endless.count(b"\n\n", 2)
+    silent = router.client()
+    u1.script = [["w", 20_000]]
+    silent.send(post(CHAT))
+    upload = router.client()
+    upload.send(post(CHAT)[:-20])
+    until(lambda: len(u1.requests) == 3, "all are under way")
+    router.signal(signal.SIGTERM)
+    assert idle.rest() == b""
+    with pytest.raises(OSError):
+        until(lambda: Client(router.address).close(), "a new connection is refused")
+    assert b"[DONE]" in short.rest()
+    told = endless.rest()
+    assert b"shutting_down" in told
+    assert b"[DONE]" not in told
+    assert silent.answer().status == 503
+    assert router.process.wait(10) == 0
+    for client in (idle, short, endless, silent, upload):
+        client.close()
+    until(lambda: fresh.u1.count("peer_closed"), "the engines are let go")
+
+
+def test_a_request_under_way_is_served_on_a_stop_and_its_connection_closed(fresh: Stage) -> None:
+    hold = threading.Event()
+    fresh.u1.script = [["hold", hold], OK]
+    with fresh.router.client() as client:
+        client.send(post(CHAT))
+        until(lambda: fresh.u1.requests, "it is under way")
+        fresh.router.signal(signal.SIGTERM)
+        until(lambda: "stopping" in fresh.router.err.read_text(), "the router is stopping")
+        hold.set()
+        got = client.answer()
+        assert (got.status, got.get("connection")) == (200, "close")
+        assert client.rest() == b""
+    assert fresh.router.process.wait(10) == 0
+
+
+def test_a_second_signal_ends_it_at_once(fresh: Stage) -> None:
+    fresh.u1.script = [["w", 20_000]]
+    with fresh.router.client() as client:
+        client.send(post(CHAT))
+        until(lambda: fresh.u1.requests, "it is under way")
+        fresh.router.signal(signal.SIGTERM)
+        until(lambda: "stopping" in fresh.router.err.read_text(), "the router is stopping")
+        began = time.monotonic()
+        fresh.router.signal(signal.SIGTERM)
+        fresh.router.process.wait(10)
+        assert time.monotonic() - began < 2
+
+
+def test_a_changed_file_is_taken_and_streams_go_on(fresh: Stage) -> None:
+    router = fresh.router
+    go = threading.Event()
+    fresh.u1.script = [SH, E("a"), ["hold", go], FIN, DONE, END]
+    with router.client() as client:
+        client.send(post(CHAT_S))
+        client.until(b"\n\n")
+        text = fresh.text.replace('models = ["m1", "m2", "org/Model-7B:Q4_K_M"]\naliases = { fast = "m1" }', 'models = ["m9"]')
+        assert text != fresh.text
+        replacement = router.config.with_suffix(".new")
+        replacement.write_text(text)
+        os.replace(replacement, router.config)
+        router.signal(signal.SIGHUP)
+        until(lambda: "m9" in router.ask(get("/v1/models")).body.decode(), "the new list is in force")
+        assert router.ask(post(CHAT)).status == 404
+        go.set()
+        got = client.answer if False else client.until(b"0\r\n\r\n")
+        assert b"[DONE]" in got
+    router.config.write_text(fresh.text)  # and by itself, without a signal
+    until(lambda: '"m1"' in router.ask(get("/v1/models")).body.decode(), "the file is looked at")
+
+
+def test_a_file_that_does_not_load_changes_nothing_and_says_why(fresh: Stage) -> None:
+    router = fresh.router
+    for text, reason in (
+        (fresh.text + "\n[rout]\nretries = 1\n", "route"),
+        ("listen = ", "line 1"),
+        (fresh.text.replace("retries = 1", 'retries = "x"'), "route.retries"),
+    ):
+        router.config.write_text(text)
+        router.signal(signal.SIGHUP)
+        until(lambda reason=reason: reason in router.err.read_text().partition("does not load")[2], "the reason is told")
+        assert router.ask(post(CHAT)).status == 200
+    os.unlink(router.config)
+    router.signal(signal.SIGHUP)
+    until(lambda: "there is no file" in router.err.read_text(), "the reason is told")
+    assert router.ask(post(CHAT)).status == 200
+
+
+def test_a_revoked_key_is_refused_on_the_next_request_of_an_open_connection(fresh: Stage) -> None:
+    with fresh.router.client() as client:
+        client.send(post(CHAT))
+        assert client.answer().status == 200
+        fresh.router.config.write_text(fresh.text.replace('key = "K"', 'key = "OTHER"'))
+        fresh.router.signal(signal.SIGHUP)
+        until(lambda: "event=reloaded" in fresh.router.err.read_text(), "the file is taken")
+        client.send(post(CHAT))
+        assert client.answer().status == 401
+    assert fresh.router.ask(get("/v1/models", key="OTHER")).status == 200
+
+
+def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
+    with staged(tmp_path) as stage, socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = tmp_path / "taken.toml"
+        config.write_text(stage.text.replace("127.0.0.1:0", f"127.0.0.1:{port}"))
+        done = subprocess.run(router_command(config), capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 4
+    assert f"cannot listen on 127.0.0.1:{port}: the port is taken" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_proxy_variables_do_not_touch_the_way_to_engines(tmp_path: Path) -> None:
+    with staged(tmp_path) as stage:
+        stage.router.close()
+        away = "http://127.0.0.1:9"
+        environ = {name: away for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy")} | {"NO_PROXY": "10.0.0.0/8"}
+        router = RouterProcess(tmp_path, stage.text, environ)
+        try:
+            assert router.ask(post(CHAT)).status == 200
+        finally:
+            router.close()
+
+
+def test_a_log_that_nobody_reads_holds_up_no_request(tmp_path: Path) -> None:
+    with staged(tmp_path) as stage:
+        stage.router.close()
+        config = tmp_path / "piped.toml"
+        config.write_text(stage.text)
+        err = tmp_path / "piped.err"
+        with err.open("wb") as errors:
+            process = subprocess.Popen(router_command(config), stdout=subprocess.PIPE, stderr=errors)
+        try:
+            line = until(lambda: next((row for row in err.read_text().splitlines() if "event=listening" in row), None), "it listens")
+            port = int(line.split("address=127.0.0.1:")[1].split(" ")[0])
+            with Client(("127.0.0.1", port)) as client:
+                for _ in range(600):  # 600 lines are more than a pipe holds
+                    client.send(get("/health"))
+                    assert client.answer().status == 200
+        finally:
+            process.kill()
+            assert process.stdout is not None
+            process.stdout.close()
+            process.wait(10)
