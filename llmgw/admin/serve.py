@@ -111,8 +111,8 @@ async def serve_admin(
 ) -> None:
     """Serves `app` on listening sockets, which it closes. Says started() when connections are taken.
 
-    Ends in order some time after `app.drain()` (await `app.ended` for it): no new connections, idle ones closed, answers under way are given
-    `limits.drain_s`, then cut. A cancel ends at once, within `limits.send_stall_s` at the latest.
+    Ends in order some time after `app.drain()`, and `app.ended` says so: no new connections, idle ones closed, answers under
+    way are given `limits.drain_s`, then cut. A cancel ends at once, within `limits.send_stall_s` at the latest.
     """
     limits = app.limits
     config = hypercorn_config(limits, MESSAGE_BYTES_MAX)

@@ -102,6 +102,7 @@ class Problem:
 def problem_of(error: LlmgwError) -> Problem:
     """The error table's entry, as a client is told it."""
     retry = error.retry_after_s if isinstance(error, Overloaded | Unavailable) else None
+    headers: tuple[tuple[bytes, bytes], ...] = ((b"accept-encoding", b"gzip"),) if error.status == 415 else ()
     return Problem(
         error.status,
         error.code,
@@ -109,6 +110,7 @@ def problem_of(error: LlmgwError) -> Problem:
         getattr(error, "param", None),
         isinstance(error, UpstreamFailed),
         retry,
+        headers,
     )
 
 

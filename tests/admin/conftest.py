@@ -147,9 +147,7 @@ async def until(condition, what: str = "a state") -> None:
 
 
 @asynccontextmanager
-async def running_admin(
-    data_dir, limits: Limits | None = None, objects: Objects | None = None, store: Store | None = None, tls=None, **more
-):
+async def running_admin(data_dir, limits=None, *, objects=None, store=None, tls=None, kernel_stall_s=None, **more):
     limits = limits or Limits()
     machine = RealMachine()
     store = store or await Store.open(MEMORY, inline)
@@ -168,7 +166,7 @@ async def running_admin(
         for token, role in ((ADMIN, Role.ADMIN), (OPERATOR, Role.OPERATOR), (VIEWER, Role.VIEWER))
     )
     app = make_app(controller, auth, agent_token=lambda: AGENT, limits=limits)
-    (listening,) = bind_admin("127.0.0.1:0", limits.send_stall_s)
+    (listening,) = bind_admin("127.0.0.1:0", kernel_stall_s or limits.send_stall_s)
     port = listening.getsockname()[1]
     served = trio.Event()
 

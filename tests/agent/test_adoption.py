@@ -56,7 +56,9 @@ def test_a_state_file_that_is_broken_is_one_clear_error(data: bytes) -> None:
         ("boot-1", Identity(100, 5), f"m1-00000001.2.{TAG}bb", "start token"),
     ],
 )
-def test_only_the_same_process_of_the_same_boot_with_our_token_is_adopted(boot: str, alive: Identity | None, token: str, why: str | None) -> None:
+def test_only_the_same_process_of_the_same_boot_with_our_token_is_adopted(
+    boot: str, alive: Identity | None, token: str, why: str | None
+) -> None:
     verdict = adoption.adopt(record(), boot, alive, token)
     if why is None:
         assert verdict == Adopted(Identity(100, 5))

@@ -57,13 +57,7 @@ def test_gpus_are_named_by_uuid_and_the_cpu_is_none() -> None:
 
 
 def test_the_environment_of_an_engine_holds_no_secret_of_ours_and_no_proxy() -> None:
-    ours = {
-        name: "secret"
-        for name in (
-            "http_proxy", "HTTPS_PROXY", "No_Proxy", "LLMGW_TOKEN", "LLMGW_START", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "U1_KEY", "HF_TOKEN",
-            "DB_PASSWORD", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "CUDA_VISIBLE_DEVICES",
-        )
-    }  # fmt: skip
+    ours = dict.fromkeys(("http_proxy", "HTTPS_PROXY", "No_Proxy", "LLMGW_TOKEN", "LLMGW_START", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "U1_KEY", "HF_TOKEN", "DB_PASSWORD", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "CUDA_VISIBLE_DEVICES"), "secret")  # fmt: skip
     kept = {"PATH": "/bin", "HOME": "/root", "LANG": "C", "LD_LIBRARY_PATH": "/cuda", "NCCL_DEBUG": "INFO", "KEYBOARD": "de"}
     assert scrubbed({**ours, **kept}) == kept
 
@@ -88,14 +82,19 @@ def test_xllamacpp_gets_everything_from_the_environment() -> None:
     [
         ((), {}),
         (("--ctx-size", "2048", "--parallel=4"), {"n_ctx": 2048, "n_parallel": 4}),
-        (("--embedding", "--chat-template", "gemma", "--n-gpu-layers", "-1"), {"embedding": True, "chat_template": "gemma", "n_gpu_layers": -1}),
+        (
+            ("--embedding", "--chat-template", "gemma", "--n-gpu-layers", "-1"),
+            {"embedding": True, "chat_template": "gemma", "n_gpu_layers": -1},
+        ),
     ],
 )
 def test_options_of_llama_cpp_are_read(args: tuple[str, ...], expected: dict[str, object]) -> None:
     assert options(args) == expected
 
 
-@pytest.mark.parametrize(("args", "text"), [(("--warp",), "'--warp'"), (("--ctx-size",), "value"), (("--ctx-size", "many"), "whole number"), (("x",), "'x'")])
+@pytest.mark.parametrize(
+    ("args", "text"), [(("--warp",), "'--warp'"), (("--ctx-size",), "value"), (("--ctx-size", "many"), "whole number"), (("x",), "'x'")]
+)
 def test_a_wrong_option_is_named(args: tuple[str, ...], text: str) -> None:
     with pytest.raises(Invalid, match=text):
         options(args)

@@ -66,7 +66,9 @@ class Recorded:
         return found
 
 
-def card(uuid: str, total_mib: int = 24576, used_mib: int = 0, processes: tuple[tuple[int, int | None], ...] = (), **more: Any) -> dict[str, Any]:
+def card(
+    uuid: str, total_mib: int = 24576, used_mib: int = 0, processes: tuple[tuple[int, int | None], ...] = (), **more: Any
+) -> dict[str, Any]:
     running = [SimpleNamespace(pid=pid, usedGpuMemory=None if used is None else used * MIB) for pid, used in processes]
     return {
         "nvmlDeviceGetName": "NVIDIA A10",
@@ -100,7 +102,11 @@ def test_a_divided_card_is_listed_as_its_slices() -> None:
 
 
 def test_processes_whose_memory_is_not_told_do_not_break_the_inventory() -> None:
-    found = devices(told(card("GPU-0", used_mib=10, processes=((5, None),)), card("GPU-1", nvmlDeviceGetComputeRunningProcesses=NvmlError("N/A"))), (), {5})
+    found = devices(
+        told(card("GPU-0", used_mib=10, processes=((5, None),)), card("GPU-1", nvmlDeviceGetComputeRunningProcesses=NvmlError("N/A"))),
+        (),
+        {5},
+    )
     assert [(device.used_mib, device.ours_mib) for device in found] == [(10, 0), (0, 0)]
 
 
@@ -116,7 +122,9 @@ def test_numbers_that_cannot_be_are_not_believed() -> None:
     assert not found.known
 
 
-@pytest.mark.parametrize("line", [b"", b"ERR!\n", b"[]", b"{}", b'{"devices": 7}', b'{"devices": [{"index": "x"}]}', b"{" * 9999, b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "line", [b"", b"ERR!\n", b"[]", b"{}", b'{"devices": 7}', b'{"devices": [{"index": "x"}]}', b"{" * 9999, b"\xff\xfe"]
+)
 def test_nonsense_makes_the_gpus_unknown_and_never_raises(line: bytes) -> None:
     answer = parse(line)
     assert isinstance(answer, Unknown)
@@ -154,7 +162,9 @@ def script(tmp_path: Path, text: str) -> tuple[str, ...]:
     return (sys.executable, str(path))
 
 
-async def test_a_probe_that_hangs_is_unknown_in_time_and_a_second_one_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_probe_that_hangs_is_unknown_in_time_and_a_second_one_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpus, "PROBE_LIMIT_S", 0.5)
     machine = RealMachine()
     started = tmp_path / "started"
@@ -180,7 +190,7 @@ async def test_a_probe_that_dies_is_unknown_and_started_anew_the_next_time(tmp_p
 
 
 async def test_a_probe_that_answers_is_asked_again_in_the_same_process(tmp_path: Path) -> None:
-    text = "import os, sys\nfor _ in sys.stdin:\n    print('{\"devices\": [{\"index\": 0, \"uuid\": \"GPU-%d\", \"total\": 1048576}]}' % os.getpid(), flush=True)"
+    text = 'import os, sys\nfor _ in sys.stdin:\n    print(\'{"devices": [{"index": 0, "uuid": "GPU-%d", "total": 1048576}]}\' % os.getpid(), flush=True)'
     probe = GpuProbe(RealMachine(), script(tmp_path, text))
     first, second = await probe.ask(), await probe.ask()
     assert isinstance(first, Told)

@@ -115,7 +115,13 @@ class World:
         self.fence = Fence(self.machine, FOLDER, self.rule)
         facts = NodeFacts(NodeId("node-1"), "n1", "machine", "boot", "0.1.0")
         self.sessions = Sessions(
-            self.machine, self.fence, lambda: self.replicas, lambda: facts, self._dial, folder=FOLDER, control_planes=planes or ("http://a:1",)
+            self.machine,
+            self.fence,
+            lambda: self.replicas,
+            lambda: facts,
+            self._dial,
+            folder=FOLDER,
+            control_planes=planes or ("http://a:1",),
         )
         return self.sessions
 
@@ -140,7 +146,9 @@ class World:
         """The control plane's end of the next session with it."""
         return await self._mailbox(url)[1].receive()
 
-    async def hello(self, url: str = "http://a:1", cluster: str = CLUSTER, heartbeat_s: float = 10.0) -> tuple[SimChannel, AgentHello, Inventory]:
+    async def hello(
+        self, url: str = "http://a:1", cluster: str = CLUSTER, heartbeat_s: float = 10.0
+    ) -> tuple[SimChannel, AgentHello, Inventory]:
         """A session after the hellos and the warm inventory."""
         end = await self.arrival(url)
         greeting = await end.receive()
@@ -396,7 +404,18 @@ async def test_all_are_told_of_a_forgotten_replica(autojump_clock: object) -> No
 
 @pytest.mark.parametrize(
     "junk",
-    [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b'{"type": 7}', b'{"type": "Nope"}', b'{"type": "Command"}', b'{"type": "LeaderHello", "token": 5}', b"[" * 5000],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"type": 7}',
+        b'{"type": "Nope"}',
+        b'{"type": "Command"}',
+        b'{"type": "LeaderHello", "token": 5}',
+        b"[" * 5000,
+    ],
 )
 async def test_messages_that_cannot_be_understood_disturb_nothing(autojump_clock: object, junk: bytes) -> None:
     async with running(World()) as world:

@@ -13,11 +13,10 @@ import trio
 
 from llmgw.agent import processes
 from llmgw.domain.errors import Conflict, Invalid, LlmgwError, NotFound
-from llmgw.domain.ids import ReplicaId
+from llmgw.domain.ids import ClusterId, OwnerId, ReplicaId
+from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import ModelKind
 from llmgw.domain.replica import ReplicaState, RestartPolicy, may_move
-from llmgw.domain.lease import FencingToken
-from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.protocol.messages import EngineSeen, LogRequest
 from tests.agent.harness import QUICK, Bench, bench, changed, chat, free_port, order
 
@@ -55,7 +54,14 @@ async def test_every_move_that_is_reported_is_a_legal_one(tmp_path: Path) -> Non
 
 async def test_the_secret_is_in_the_environment_and_a_private_file_and_never_in_argv(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
-        command = (sys.executable, str(Path(__file__).parent.parent / "chaos" / "eng.py"), "--port", "{port}", "--key-file", "{api_key_file}")
+        command = (
+            sys.executable,
+            str(Path(__file__).parent.parent / "chaos" / "eng.py"),
+            "--port",
+            "{port}",
+            "--key-file",
+            "{api_key_file}",
+        )
         await b.supervisor.start(order("key", command=command))
         report = await b.wait_state(S.READY)
         argv = Path(f"/proc/{report.pid}/cmdline").read_bytes().split(b"\0")
@@ -293,7 +299,9 @@ async def test_a_port_that_is_taken_is_a_refused_start(tmp_path: Path) -> None:
         ({"engine": "xllamacpp", "command": (), "checkpoint": "/etc/hostname", "args": 1}, "bad_args", "--warp"),
     ],
 )
-async def test_what_cannot_work_is_refused_before_a_process_exists(tmp_path: Path, changes: dict[str, object], code: str, text: str) -> None:
+async def test_what_cannot_work_is_refused_before_a_process_exists(
+    tmp_path: Path, changes: dict[str, object], code: str, text: str
+) -> None:
     import attrs
 
     with_args = bool(changes.pop("args", None))

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pytest
 import trio
 import trio_websocket
 
@@ -48,7 +47,10 @@ class Agent:
         )
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "llmgw", "agent", "--config", str(config)], stdout=log, stderr=log, env={**os.environ, "HTTP_PROXY": "http://127.0.0.1:9"}
+                [sys.executable, "-m", "llmgw", "agent", "--config", str(config)],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "HTTP_PROXY": "http://127.0.0.1:9"},
             )
         return self.process
 

@@ -273,6 +273,21 @@ def test_names_and_logs_cannot_steer_a_terminal(api: FakeApi, output: str):
         assert not any(c in text for c in "\x1b\x07\x9b\u202e"), text
 
 
+def test_a_table_too_wide_for_the_terminal_is_folded_into_it(api: FakeApi):
+    why = "needs 43008 MiB of memory on one device and the largest that is free has 20480 MiB"
+    api.on(
+        "GET /api/v1/models", {"models": [{"name": "m1[bold]", "ready": 0, "replicas_wanted": 1, "state": "no_capacity", "reason": why}]}
+    )
+    _, shown = on_a_terminal("ctl", "--server", api.url, "model", "list", LLMGW_TOKEN=TOKEN, COLUMNS="50")
+    lines = shown.decode().splitlines()
+    assert len(lines) > 2
+    assert all(len(line) <= 50 for line in lines)
+    assert "m1[bold]" in lines[1]
+    assert all(word in shown.decode() for word in why.split())
+    _, shown = on_a_terminal("ctl", "--server", api.url, "model", "list", LLMGW_TOKEN=TOKEN, COLUMNS="200")
+    assert len(shown.decode().splitlines()) == 2
+
+
 def test_an_error_text_cannot_steer_a_terminal(api: FakeApi):
     code, shown = on_a_terminal("ctl", "--server", api.url, "model", "show", "\x1b[31mred", LLMGW_TOKEN=TOKEN)
     assert code == 4

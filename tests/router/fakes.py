@@ -44,11 +44,11 @@ OK = answer(200, OK_BODY)
 
 
 def event(text: str, model: str = "m1") -> str:
-    value = '{"id":"c1","object":"chat.completion.chunk","created":1,"model":"%s","choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":null}]}'
-    return "data: " + value % (model, text) + "\n\n"
+    head = f'"id":"c1","object":"chat.completion.chunk","created":1,"model":"{model}"'
+    return f'data: {{{head},"choices":[{{"index":0,"delta":{{"content":"{text}"}},"finish_reason":null}}]}}\n\n'
 
 
-FIN_TEXT = 'data: {"id":"c1","object":"chat.completion.chunk","created":1,"model":"m1","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+FIN_TEXT = event("x").replace('{"content":"x"}', "{}").replace('"finish_reason":null', '"finish_reason":"stop"')
 
 
 def E(text: str) -> list[Any]:
@@ -421,7 +421,7 @@ class RouterProcess:
             self.process = subprocess.Popen(router_command(self.config), stdout=out, stderr=err, env={**os.environ, **(environ or {})})
         found = until(self._listening, "the router listens")
         host, _, port = found.rpartition(":")
-        self.address = (host, int(port))
+        self.address = (host, 0 if found.startswith("unix:") else int(port))
 
     def _listening(self) -> str | None:
         assert self.process.poll() is None, self.err.read_text()

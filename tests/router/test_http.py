@@ -5,11 +5,9 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
-from typing import Any
-
 import pytest
 
-from tests.router.fakes import CHAT, CHAT_S, GOOD_S, OK, OK_BODY, Client, Stage, get, post, staged, until
+from tests.router.fakes import CHAT, CHAT_S, GOOD_S, OK, OK_BODY, RouterProcess, Stage, get, post, staged, until
 
 SMUGGLED = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer K\r\nContent-Type: application/json\r\nContent-Length: 6\r\n"
@@ -219,7 +217,6 @@ def test_a_reused_connection_that_dies_without_a_byte_is_tried_once_on_a_fresh_o
 
 
 def test_a_fresh_connection_that_dies_without_a_byte_is_an_honest_502(stage: Stage) -> None:
-    time.sleep(0)
     stage.u1.once = [[OK, ["close"]]]
     stage.router.ask(post(CHAT))
     until(lambda: stage.u1.count("closed"), "the pooled connection is gone")
@@ -297,45 +294,20 @@ def test_a_head_that_dribbles_in_is_read_as_one(stage: Stage) -> None:
         assert client.answer().status == 200
 
 
-def test_the_router_listens_on_a_unix_socket(tmp_path: Path) -> None:
+def test_the_router_listens_on_a_unix_socket_also_where_a_killed_one_left_its_own(tmp_path: Path) -> None:
     path = tmp_path / "r.sock"
-    with staged(tmp_path, route="") as stage:
-        stage.router.close()
+    with staged(tmp_path) as stage:
         text = stage.text.replace('listen = "127.0.0.1:0"', f'listen = "unix:{path}"')
-        stage.router.config.write_text(text)
-        from tests.router.fakes import RouterProcess
-
-        for _ in range(2):  # the second start finds the socket of a process that was killed
-
-            class UnixRouter(RouterProcess):
-                def client(self) -> Client:
-                    raise AssertionError
-
-            router = UnixRouter.__new__(UnixRouter)
-            _start(router, tmp_path, text)
-            try:
-                sock = socket.socket(socket.AF_UNIX)
+    for _ in range(2):
+        router = RouterProcess(tmp_path, text)
+        try:
+            with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(10)
                 sock.connect(str(path))
                 sock.sendall(get("/health", "Connection: close\r\n"))
                 data = b""
                 while more := sock.recv(65536):
                     data += more
-                sock.close()
-                assert data.startswith(b"HTTP/1.1 200 ")
-            finally:
-                router.close()
-
-
-def _start(router: Any, folder: Path, text: str) -> None:
-    import subprocess
-
-    from tests.router.fakes import router_command
-
-    router.config = folder / "unix.toml"
-    router.config.write_text(text)
-    router.err = folder / "unix.err"
-    router.out = folder / "unix.out"
-    with router.out.open("wb") as out, router.err.open("wb") as err:
-        router.process = subprocess.Popen(router_command(router.config), stdout=out, stderr=err)
-    until(router._listening, "the router listens")
+            assert data.startswith(b"HTTP/1.1 200 ")
+        finally:
+            router.close()

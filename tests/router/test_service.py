@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.router.fakes import (
-    CHAT, CHAT_S, DONE, END, FIN, OK, SH, Client, E, RouterProcess, Stage, event, get, post, router_command, staged, until,
-)  # fmt: skip
+from tests.router.fakes import CHAT, CHAT_S, DONE, END, FIN, OK, SH, Client, E, RouterProcess, Stage, event, get, post
+from tests.router.fakes import router_command, staged, until
 
 
 @pytest.fixture
@@ -102,8 +101,7 @@ def test_a_changed_file_is_taken_and_streams_go_on(fresh: Stage) -> None:
         until(lambda: "m9" in router.ask(get("/v1/models")).body.decode(), "the new list is in force")
         assert router.ask(post(CHAT)).status == 404
         go.set()
-        got = client.answer if False else client.until(b"0\r\n\r\n")
-        assert b"[DONE]" in got
+        assert b"[DONE]" in client.until(b"0\r\n\r\n")
     router.config.write_text(fresh.text)  # and by itself, without a signal
     until(lambda: '"m1"' in router.ask(get("/v1/models")).body.decode(), "the file is looked at")
 
@@ -152,7 +150,7 @@ def test_proxy_variables_do_not_touch_the_way_to_engines(tmp_path: Path) -> None
     with staged(tmp_path) as stage:
         stage.router.close()
         away = "http://127.0.0.1:9"
-        environ = {name: away for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy")} | {"NO_PROXY": "10.0.0.0/8"}
+        environ = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy"), away) | {"NO_PROXY": "10.0.0.0/8"}
         router = RouterProcess(tmp_path, stage.text, environ)
         try:
             assert router.ask(post(CHAT)).status == 200
