@@ -56,9 +56,13 @@ reference: $(VENV)/.dev
 	$(BIN)/python -m llmgw.settings.example > llmgw.toml.example
 	$(BIN)/python -m llmgw.settings.reference > docs/reference/settings.md
 
+# From the public registry alone, whatever this machine's pip is set to.
+COMPILE := PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= $(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes \
+	--no-header --no-annotate --no-emit-options
+
 lock: $(VENV)/.dev
-	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --extra demo --output-file requirements.lock pyproject.toml
-	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --extra demo --extra dev --output-file requirements-dev.lock pyproject.toml
+	$(COMPILE) --extra build --extra demo --output-file requirements.lock pyproject.toml
+	$(COMPILE) --extra build --extra demo --extra dev --output-file requirements-dev.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

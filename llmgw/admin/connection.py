@@ -17,9 +17,9 @@ import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import EndBody, Response
 from hypercorn.protocol.events import Event as StreamEvent
-from hypercorn.protocol.events import Response
-from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.h11 import H11Protocol, H11WSConnection
 from hypercorn.protocol.ws_stream import WebsocketBuffer, WSStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import TrioSingleTask, WorkerContext
@@ -32,11 +32,13 @@ from llmgw.admin.limits import Limits
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
+ABNORMAL_CLOSURE: Final = 1006  # RFC 6455, 7.4.1: no close frame was seen
 READ_BYTES: Final = 65_536  # of one read: as much as a socket usually has
 # What h11 may hold of an unfinished head. Far above the limit that we apply ourselves, so that it is ours that decides and the
 # same request does not pass or fail by how it was cut into segments.
 HEAD_BYTES_UNFINISHED_MAX: Final = 262_144
-_STILL_SENDING: Final = (h11.SEND_BODY, h11.ERROR)  # an end of ours now would reset the connection under our own answer
+# States of a client (None: of a WebSocket) in which closing at once could reset the connection under our own last words.
+_STILL_SENDING: Final = (h11.SEND_BODY, h11.ERROR, None)
 _PARSER_SAYS: Final = {
     400: ("malformed_request", "this is not a valid HTTP/1.1 request"),
     431: ("header_too_large", "the request's headers are too large"),
@@ -51,6 +53,8 @@ class Http1(H11Protocol):
         if isinstance(event, Response) and event.status_code >= 200 and self.context.terminated.is_set():
             event = Response(event.stream_id, [*event.headers, (b"connection", b"close")], event.status_code)
         await super().stream_send(event)
+        if isinstance(event, EndBody) and isinstance(self.connection, H11WSConnection):
+            await self.send(Closed())  # a handshake that was refused: nothing comes after the answer
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """HTTP/2 is not spoken here: an upgrade to it is passed over (RFC 9110, 7.8), its preface is refused as a request."""
@@ -59,6 +63,22 @@ class Http1(H11Protocol):
         await super()._create_stream(request)
         if isinstance(self.stream, WSStream):
             self.stream.buffer = _BoundedBuffer(self.config.websocket_max_message_size)
+
+    async def _close_stream(self) -> None:
+        stream = self.stream
+        # Frames before the handshake's answer make Hypercorn refuse it over the head of whoever serves the session.
+        untold = isinstance(stream, WSStream) and stream.closed
+        await super()._close_stream()
+        if untold and isinstance(stream, WSStream) and stream.app_put is not None:
+            await stream.app_put({"type": "websocket.disconnect", "code": ABNORMAL_CLOSURE})
+
+    async def _send_h11_event(self, event: Any) -> None:
+        try:
+            data = self.connection.send(event)
+        except h11.LocalProtocolError:  # the peer's bytes have broken the exchange: no answer fits any more
+            await self.send(Closed())
+        else:
+            await self.send(RawData(data=data))
 
     async def _send_error_response(self, status_code: int) -> None:
         code, message = _PARSER_SAYS.get(status_code, _PARSER_SAYS[400])
@@ -97,6 +117,7 @@ class Connection:
         self._idle = TrioSingleTask()
         self._send_turn = trio.Lock()
         self._closing = False
+        self._handling = trio.CancelScope()
         self._reader = trio.lowlevel.current_task()  # the task that makes a connection also runs it
         self._ended = trio.Event()  # nothing more comes from the client
 
@@ -145,6 +166,7 @@ class Connection:
                 return  # what follows the request is no HTTP: the answer that is under way is finished first, and its end closes
             await self._close()
             await self._protocol.handle(Closed())
+            self._handling.cancel()  # where it was the reader that closed: it reads on, and handles nothing more
         elif isinstance(event, Updated):
             if event.idle:
                 await self._idle.restart(self._tasks, self._close_when_idle)
@@ -163,6 +185,7 @@ class Connection:
                 await self._protocol.handle(Closed())
                 return
         if scope.cancelled_caught:
+            self._free_reader()
             await trio.aclose_forcefully(self._stream)
             await self._protocol.handle(Closed())
 
@@ -176,7 +199,8 @@ class Connection:
                 if not data:
                     break
                 continue
-            await self._protocol.handle(RawData(bytes(data)))
+            with trio.CancelScope() as self._handling:
+                await self._protocol.handle(RawData(bytes(data)))
             if not data:
                 break
         self._ended.set()
@@ -187,6 +211,7 @@ class Connection:
         if self._closing:
             return
         self._closing = True
+        self._free_reader()
         async with self._send_turn:
             if isinstance(self._stream, trio.SocketStream):
                 with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):  # it is gone already
@@ -195,6 +220,11 @@ class Connection:
             self._tasks.spawn(self._linger)
         else:
             await trio.aclose_forcefully(self._stream)
+
+    def _free_reader(self) -> None:
+        """A request that was pipelined behind the last answer holds up the reader for a turn that never comes."""
+        if trio.lowlevel.current_task() is not self._reader:
+            self._handling.cancel()
 
     async def _linger(self) -> None:
         with trio.move_on_after(self._limits.linger_s):

@@ -35,6 +35,7 @@ class AdminApp:
         self._agents = agents
         self.draining = draining
         self.ended = trio.Event()  # set by whoever serves this app, once nothing of it runs any more
+        self.open_connections = 0  # kept by whoever serves this app
         self.limits = limits
 
     def drain(self) -> None:
@@ -85,6 +86,8 @@ def refusal(scope: Scope, head_bytes_max: int) -> tuple[int, str, str] | None:
     if b"transfer-encoding" in names and b"content-length" in names:
         # whoever stands in front of us may believe the other of the two: the rest of the connection would be misread
         return 400, "two_framings", "a request has Transfer-Encoding or Content-Length, not both"
+    if scope["type"] == "websocket" and (b"transfer-encoding" in names or b"content-length" in names):
+        return 400, "malformed_request", "a WebSocket's handshake has no body"
     if not scope["raw_path"].startswith(b"/"):
         return 400, "malformed_request", "the request's target is a path that begins with /"
     if scope["raw_path"].startswith(b"//"):  # the framework would take //x for /x

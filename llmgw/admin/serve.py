@@ -118,21 +118,19 @@ async def serve_admin(
     config = hypercorn_config(limits, MESSAGE_BYTES_MAX)
     context = WorkerContext(None)
     empty = trio.Event()
-    open_now = 0
 
     async def asgi(scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
         await app(scope, receive, send)
 
     async def handle(stream: Stream) -> None:
-        nonlocal open_now
-        open_now += 1
+        app.open_connections += 1
         try:
             await Connection(cast(AppWrapper, asgi), config, context, limits, stream).run()
         except Exception as err:  # one client's connection must not end the others'
             log.error("a connection of the admin port crashed", exc_info=err)
         finally:
-            open_now -= 1
-            if not open_now and app.draining.is_set():
+            app.open_connections -= 1
+            if not app.open_connections and app.draining.is_set():
                 empty.set()
 
     listeners: list[trio.SocketListener | trio.SSLListener[trio.SocketStream]] = []
@@ -147,7 +145,7 @@ async def serve_admin(
                 await app.draining.wait()
                 accepting.cancel_scope.cancel()
             await context.terminated.set()
-            if open_now:
+            if app.open_connections:
                 with trio.move_on_after(limits.drain_s):
                     await empty.wait()
             connections.cancel_scope.cancel()

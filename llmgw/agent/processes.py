@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,9 @@ from llmgw.domain.ports import Machine
 
 PROC: Final = Path("/proc")
 LOG_MODE: Final = 0o600  # engines print prompts
-SCAN_AGAIN_S: Final = 0.1  # between looks at a tree that is ending
+SCAN_AGAIN_S: Final = 0.1  # between looks at a tree that is ending; most are gone at the first
+SCAN_AGAIN_S_MAX: Final = 0.5  # a look at thousands of processes costs tens of milliseconds
+SCAN_SLOWS_BY: Final = 1.3
 KILL_CONFIRM_S: Final = 10.0  # a killed process that is still there after this is stuck in the kernel; its name is told
 _MIB: Final = 1024 * 1024
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -124,8 +126,10 @@ def survey() -> tuple[Process, ...]:
     return tuple(found)
 
 
-def tree(processes: Iterable[Process], main: Identity | None, token: str, *, watched: bool = False) -> tuple[Process, ...]:
-    """Those that belong to one start: by token, session, group and descent.
+def tree(
+    processes: Iterable[Process], main: Identity | None, token: str, *, watched: bool = False, also: Collection[Identity] = ()
+) -> tuple[Process, ...]:
+    """Those that belong to one start: by token, session, group and descent. `also` are known to from an earlier look.
 
     With `main` gone, its session and group are believed only when we `watched` it until its end. After a time in which
     nobody looked, their number may be anybody's, such as that of a daemon whose own leader is gone; the token tells then.
@@ -138,7 +142,7 @@ def tree(processes: Iterable[Process], main: Identity | None, token: str, *, wat
     believed = main is not None and (heads == [main] or (not heads and watched))
     members: dict[int, Process] = {}
     for process in everything:
-        ours = bool(token) and process.token == token
+        ours = (bool(token) and process.token == token) or process.identity in also
         if believed and main is not None:
             ours = ours or process.identity == main or main.pid in (process.session, process.group)
         if ours:
@@ -177,6 +181,20 @@ def find_program(word: str, path: str | None) -> str:
         kind = "cannot be run" if os.path.exists(word) else "not found"
         raise Invalid(f"program {kind}: {word}", code="program_missing", param="command")
     return found
+
+
+def check_words(argv: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    """Raises `Invalid` for words that no program can be given."""
+    for what, text in [("argument", word) for word in argv] + [("environment", name + value) for name, value in environment.items()]:
+        if "\0" in text:
+            raise Invalid(f"an {what} holds a zero byte: {text[:60]!r}", code="bad_command", param="command")
+        try:
+            os.fsencode(text)
+        except UnicodeEncodeError as err:
+            raise Invalid(f"an {what} is no text that can be passed on: {text[:60]!r}", code="bad_command", param="command") from err
+    for name in environment:
+        if not name or "=" in name:
+            raise Invalid(f"no name of an environment variable: {name[:60]!r}", code="bad_command", param="env")
 
 
 def spawn(argv: tuple[str, ...], environment: Mapping[str, str], log_path: Path) -> Identity:
@@ -246,12 +264,13 @@ async def end_tree(
     *,
     watched: bool,
     grace_s: float,
+    also: Collection[Identity] = (),
     stop_signal: signal.Signals = signal.SIGTERM,
     on_stuck: Callable[[str], None],
 ) -> frozenset[int]:
     """Ends every process of one start: the signal to all of them, `grace_s`, then KILL until none is left. Returns their pids.
 
-    `watched`: as for `tree`. Returns only when all are gone. One that KILL does not end is stuck in the kernel; it is named to
+    `watched`, `also`: as for `tree`. Returns only when all are gone. One that KILL does not end is stuck in the kernel; it is named to
     `on_stuck` once, and waited for.
     """
     ever: set[int] = set()
@@ -259,7 +278,7 @@ async def end_tree(
 
     async def left() -> tuple[Process, ...]:
         everything = await machine.run_sync(survey)
-        for process in tree(everything, main, token, watched=watched):
+        for process in tree(everything, main, token, watched=watched, also=also):
             known[process.pid] = process
             ever.add(process.pid)
         identities = {process.identity for process in everything}
@@ -272,20 +291,23 @@ async def end_tree(
 
     members = await left()
     signalled: set[Identity] = set()
+    again_s = SCAN_AGAIN_S
     kill_at_s = machine.now_s() + grace_s
     while members and machine.now_s() < kill_at_s and grace_s > 0:
         for process in members:
             if process.identity not in signalled:
                 signalled.add(process.identity)
                 send_signal(process.identity, stop_signal)
-        await machine.sleep_until(min(machine.now_s() + SCAN_AGAIN_S, kill_at_s))
+        await machine.sleep_until(min(machine.now_s() + again_s, kill_at_s))
+        again_s = min(again_s * SCAN_SLOWS_BY, SCAN_AGAIN_S_MAX)
         members = await left()
-    told = False
+    told, again_s = False, SCAN_AGAIN_S
     tell_at_s = machine.now_s() + KILL_CONFIRM_S
     while members:
         for process in members:
             send_signal(process.identity, signal.SIGKILL)
-        await machine.sleep_until(machine.now_s() + SCAN_AGAIN_S)
+        await machine.sleep_until(machine.now_s() + again_s)
+        again_s = min(again_s * SCAN_SLOWS_BY, SCAN_AGAIN_S_MAX)
         members = await left()
         if members and not told and machine.now_s() >= tell_at_s:
             told = True

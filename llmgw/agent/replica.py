@@ -109,6 +109,9 @@ class Replica:
         self._engine: Engine = ENGINES[record.order.profile.engine]
         self.logs = ReplicaLogs(site.folder(record.order.id), site.log_bytes_max)
         self.memory_mib = 0  # measured by the supervisor's survey
+        # Seen by that survey too: a child that dropped its environment and its session is known by its descent only, and that
+        # only while its parent lives.
+        self.members: frozenset[Identity] = frozenset()
         self.task_runs = False  # kept by the supervisor
         self._progress = Progress(site.machine.now_s())
         self._restart_why: str | None = None
@@ -463,6 +466,7 @@ class Replica:
                 record.token,
                 watched=record.main is not None,
                 grace_s=grace_s,
+                also=self.members,
                 stop_signal=self._engine.stop_signal,
                 on_stuck=lambda names: self._tell("replica.stuck", f"processes that KILL does not end: {names}", Level.ERROR),
             )
@@ -470,6 +474,7 @@ class Replica:
                 await self._wait_memory_free(pids)
         self._record = attrs.evolve(self._record, main=None, token="")
         self.memory_mib = 0
+        self.members = frozenset()
 
     async def _wait_memory_free(self, pids: frozenset[int]) -> None:
         until_s = self._machine.now_s() + MEMORY_FREE_LIMIT_S

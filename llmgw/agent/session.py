@@ -294,10 +294,7 @@ class Sessions:
     async def _follow(self, token: FencingToken, session: _Open, peer: str) -> None:
         """The barrier: the token is on disk first, then a full inventory names it. A stale leader gets the higher one's name."""
         async with self._executing:
-            try:
-                verdict = await self._fence.admit(token)
-            except OSError as err:
-                raise Unavailable(f"the epoch cannot be stored on disk: {err.strerror or err}", code="disk") from err
+            verdict = await self._admit(token)
             if verdict is lease.Fence.FOREIGN:
                 log.warning("a leader of another cluster is not obeyed", peer=peer, cluster=token.cluster_id)
                 return
@@ -312,16 +309,20 @@ class Sessions:
         self._send_events()
 
     async def _admit(self, token: FencingToken) -> lease.Fence:
-        """As the fence says; a disk that does not take a higher token refuses like a stale one."""
+        """As the fence says. Raises `Unavailable` when a higher token cannot be put on disk: nothing under it is obeyed then."""
         try:
             return await self._fence.admit(token)
         except OSError as err:
-            log.error("the epoch cannot be stored on disk, so nothing under it is obeyed", epoch=token.epoch, error=str(err))
-            return lease.Fence.STALE
+            raise Unavailable(f"the epoch cannot be stored on this node's disk: {err.strerror or err}", code="disk") from err
 
     async def _obey(self, command: Command) -> CommandResult:
         async with self._executing:
-            verdict = await self._admit(command.token)
+            highest = self._fence.highest
+            try:
+                verdict = await self._admit(command.token)
+            except Unavailable as err:  # not remembered: the same command may be sent again once the disk takes it
+                log.error("a command is refused", code=err.code, why=err.message)
+                return CommandResult(command.command_id, Outcome.REFUSED, err.code, err.message, highest.epoch, highest.owner)
             highest = self._fence.highest
             result = CommandResult(command.command_id, Outcome.DONE, epoch=highest.epoch, owner=highest.owner)
             if verdict is lease.Fence.FOREIGN:

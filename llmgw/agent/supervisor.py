@@ -7,7 +7,9 @@ reaches it has passed the fence.
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,9 +19,9 @@ import attrs
 import structlog
 import trio
 
-from llmgw.agent import adoption, processes
+from llmgw.agent import adoption, checkpoints, processes
 from llmgw.agent.adoption import Adopted, Record
-from llmgw.agent.engines.environment import scrubbed
+from llmgw.agent.engines.environment import engine_environment
 from llmgw.agent.engines.registry import ENGINES
 from llmgw.agent.gpus import Absent, Answer, GpuProbe, cpu_device, devices, memory_by_process
 from llmgw.agent.lifecycle import Life, Want, ordered
@@ -42,6 +44,7 @@ SURVEY_S: Final = 5.0  # between surveys of processes, memory and GPUs; half a h
 CAP_S: Final = 1.0  # between looks at the sizes of logs: what an engine can write in it is the most a log exceeds its cap by
 STOP_ALL_MARGIN_S: Final = 15.0  # beyond the longest grace; covers KILL and the confirmation that memory is free
 ENDED_KEPT_MAX: Final = 200  # records of ended replicas; a leader forgets them long before
+_REPLICA_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # names a folder
 MEMORY_FILE: Final = Path("/proc/meminfo")
 
 
@@ -149,6 +152,8 @@ class Supervisor:
 
     async def start(self, order: ReplicaOrder) -> None:
         """Raises `Invalid` (unknown engine, checkpoint missing, bad arguments …) and `Conflict` (port taken, id in use)."""
+        if not _REPLICA_ID.fullmatch(order.id):
+            raise Invalid(f"no id of a replica: {order.id[:60]!r}", code="bad_id")
         known = self._replicas.get(order.id)
         if known is not None and not known.life.over:
             if known.order == order and known.life.want is Want.RUN:
@@ -260,11 +265,33 @@ class Supervisor:
             raise Invalid(f"no port: {order.port}", code="bad_port")
         place = self._site.place(order, key)
         launch = ENGINES[order.profile.engine].launch(place)
-        path = order.profile.env.get("PATH", scrubbed(self._site.environment).get("PATH"))
-        processes.find_program(launch.argv[0], path)
+        environment = engine_environment(self._site.environment, place, launch, "")
+        processes.check_words(launch.argv, environment)
+        processes.find_program(launch.argv[0], environment.get("PATH"))
+        self._check_memory(order, place.checkpoint)
         taken = why_taken(place.host, place.port)
         if taken:
             raise Conflict(taken, code="port_taken")
+
+    def _check_memory(self, order: ReplicaOrder, checkpoint: str) -> None:
+        """Blocking. Placement promised the memory from numbers that may be old; here are the newest.
+
+        Foreign memory counts as measured, ours as promised or measured, whichever is more: an engine that loads will take
+        what it was promised.
+        """
+        need_mib = order.memory_mib or math.ceil(checkpoints.estimate_mib(checkpoint) / len(order.devices))
+        for device in self._devices:
+            if device.id not in order.devices:
+                continue
+            others = [one for one in self._replicas.values() if device.id in one.order.devices and not one.life.over and one.id != order.id]
+            ours_mib = sum(max(one.order.memory_mib, one.memory_mib // len(one.order.devices)) for one in others)
+            free_mib = device.total_mib - device.foreign_mib - ours_mib
+            if need_mib > free_mib:
+                raise Conflict(
+                    f"{device.name} ({device.id}) has {max(0, free_mib)} MiB free of {device.total_mib}: others hold "
+                    f"{device.foreign_mib} and {len(others)} replicas {ours_mib}; {need_mib} are needed",
+                    code="no_memory",
+                )
 
     # --- taking over from the agent before
 
@@ -371,7 +398,9 @@ class Supervisor:
             record = replica.record
             if not record.token:
                 continue
-            members = processes.tree(everything, record.main, record.token, watched=record.main is not None)
+            watched = record.main is not None
+            members = processes.tree(everything, record.main, record.token, watched=watched, also=replica.members)
+            replica.members = frozenset(process.identity for process in members)
             ours |= {process.pid for process in members}
             own_resident_mib = sum(process.resident_mib for process in members)
             resident_mib += own_resident_mib

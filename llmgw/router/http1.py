@@ -183,11 +183,9 @@ class RequestReader:
         # Judged as it comes, so that a TLS hello or a bare line feed is refused at once and not after a time-out.
         # Only the part within the limit is judged, so that the verdict does not depend on how the bytes were split.
         judged = raw if len(raw) <= self.max_head else raw[: self.max_head]
-        if _BAD_IN_HEAD.search(judged) is not None:
-            return self._fail(400, "bad_request", "the request head holds control characters")
         feeds, returns, pairs = judged.count(b"\n"), judged.count(b"\r"), judged.count(b"\r\n")
-        if feeds != pairs or returns - judged.endswith(b"\r") > pairs:
-            return self._fail(400, "bad_request", "lines of the request head must end in CR LF")
+        if feeds != pairs or returns - judged.endswith(b"\r") > pairs or _BAD_IN_HEAD.search(judged) is not None:
+            return self._fail(400, "bad_request", "the request head holds control characters, or lines that do not end in CR LF")
         if len(raw) > self.max_head:
             return self._fail(431, "header_too_large", f"the request head is larger than {self.max_head} bytes")
         if end < 0:
@@ -409,8 +407,9 @@ class ResponseReader:
         return None
 
     def feed(self, data: bytes) -> None:
-        if self.complete or self.broken:
+        if self.complete:
             self.surplus = True
+        if self.complete or self.broken:
             return
         if not self.head_done:
             self._fed += len(data)

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 import stat
 from collections.abc import Iterable
 from typing import Final
@@ -28,7 +29,9 @@ USER_TIMEOUT_MS: Final = 120_000  # chosen: twice a mobile network's worst gap; 
 EMFILE_PAUSE_S: Final = 0.1  # out of descriptors: some will be closed; accepting in a busy loop would not help
 
 
-async def serve(router: Router, listen: str, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+async def serve(
+    router: Router, listen: str, tls: ssl.SSLContext | None = None, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+) -> None:
     """Serves until it is cancelled or the router is drained. Reports the real address (`host:port`, `[v6]:port`, `unix:/path`).
 
     Raises Invalid for an address that is none, Conflict when it is taken, Unavailable when it cannot be opened.
@@ -40,7 +43,7 @@ async def serve(router: Router, listen: str, *, task_status: trio.TaskStatus[str
             nursery.start_soon(router.hangups.run)
             nursery.start_soon(sweep_forever, router.machine, lambda: _swept(router))
             for sock in sockets:
-                nursery.start_soon(_accept, router, sock, nursery)
+                nursery.start_soon(_accept, router, sock, tls, nursery)
             router.stop_listening = lambda: _stop_listening(sockets)
             task_status.started(_shown(sockets[0]))
             await router.emptied.wait()
@@ -64,7 +67,7 @@ def _swept(router: Router) -> Iterable[Swept]:
     return [router, *router.connections]
 
 
-async def _accept(router: Router, sock: socket.socket, nursery: trio.Nursery) -> None:
+async def _accept(router: Router, sock: socket.socket, tls: ssl.SSLContext | None, nursery: trio.Nursery) -> None:
     while True:
         for _ in range(ACCEPTS_PER_TURN):
             try:
@@ -78,6 +81,12 @@ async def _accept(router: Router, sock: socket.socket, nursery: trio.Nursery) ->
                     await router.machine.sleep_until(router.machine.now_s() + EMFILE_PAUSE_S)
                 break  # the client gave up before it was taken
             accepted.setblocking(False)
+            if tls is not None:
+                try:
+                    accepted = tls.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+                except OSError:  # it is gone already
+                    accepted.close()
+                    continue
             connection = Connection(router, accepted)
             router.connections.add(connection)
             nursery.start_soon(_serve, router, connection)
@@ -95,6 +104,18 @@ async def _serve(router: Router, connection: Connection) -> None:
         await connection.run()
     finally:
         router.left(connection)
+
+
+def public_tls(certificate: str, key: str) -> ssl.SSLContext:
+    """What the public port presents. Raises Invalid when the files cannot be read or do not belong together."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ValueError) as err:
+        raise Invalid(f"the certificate {certificate} and its key {key} cannot be used: {err}", param="router.tls_certificate") from err
+    return context
 
 
 def open_listeners(listen: str) -> list[socket.socket]:

@@ -10,10 +10,12 @@ import contextlib
 import math
 import re
 import socket
+import ssl
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import trio
 
 from llmgw.domain.errors import Invalid, LlmgwError, NotFound, Overloaded, Unavailable
 from llmgw.domain.ids import EndpointId
@@ -25,7 +27,7 @@ from llmgw.router.choose import Choice, Shortage, Why, choose
 from llmgw.router.families import Family, Problem, Route, cut, error_body, error_event, family_of, problem_of
 from llmgw.router.http1 import Head, Request, RequestReader, ResponseReader
 from llmgw.router.keys import ANONYMOUS
-from llmgw.router.relay import BytesRelay, End, Ended, EventRelay, pull
+from llmgw.router.relay import READS_PER_TURN, BytesRelay, End, Ended, EventRelay, pull
 from llmgw.router.retry import retry_after_s, retryable_status
 from llmgw.router.sweeper import Kick, Kicked, Waiter
 from llmgw.router.table import Candidate, Target
@@ -151,15 +153,30 @@ class Connection(Waiter):
         """Serves the connection until it ends. Raises nothing but Cancelled."""
         self.router.hangups.watch(self.descriptor, self.gone)
         try:
+            if isinstance(self.sock, ssl.SSLSocket):
+                await self._handshake(self.sock)
             while await self._serve_one():
-                pass
+                if self.reader.finished:  # a client that sends many requests at once takes turns with the others
+                    await trio.lowlevel.checkpoint()
         except Kicked:
             pass  # the client is gone, was silent for too long, or the router ends: nobody is left to tell
         except OSError:
             pass  # the client's connection broke
         finally:
             self.router.hangups.forget(self.descriptor)
+            if not self.peer_closed and not self.lingering:
+                self._say_goodbye()
             self.sock.close()
+
+    async def _handshake(self, sock: ssl.SSLSocket) -> None:
+        self.deadline_s = self.router.machine.now_s() + HEAD_TIMEOUT_S
+        while True:
+            try:
+                return sock.do_handshake()
+            except ssl.SSLWantReadError:
+                await self.readable(self.descriptor)
+            except ssl.SSLWantWriteError:
+                await self.writable(self.descriptor)
 
     def gone(self) -> None:
         """The client has closed its side. Called by the hang-up watcher."""
@@ -254,7 +271,11 @@ class Connection(Waiter):
         """The next request, or None when there will be none. Faults are answered here."""
         reader, router = self.reader, self.router
         began_s = 0.0
+        turns = 0
         while not reader.finished:
+            turns += 1
+            if turns % READS_PER_TURN == 0:
+                await trio.lowlevel.checkpoint()
             if reader.fault is not None:
                 await self._refuse_fault()
                 return None
@@ -297,8 +318,10 @@ class Connection(Waiter):
         while True:
             try:
                 return self.sock.recv(READ_BYTES)
-            except BlockingIOError:
+            except (BlockingIOError, ssl.SSLWantReadError):
                 await self.readable(self.descriptor)
+            except ssl.SSLWantWriteError:
+                await self.writable(self.descriptor)
 
     async def _continue(self, request: Request) -> None:
         if request.head.expect == b"100-continue":
@@ -326,10 +349,17 @@ class Connection(Waiter):
         """Reads and drops what the client still sends: a plain close would reset the connection, and with it our answer."""
         self.lingering = True
         with contextlib.suppress(OSError, Kicked):
+            self._say_goodbye()
             self.sock.shutdown(socket.SHUT_WR)
             self.deadline_s = self.router.machine.now_s() + LINGER_S
             while not self.peer_closed and await self._receive():
                 pass
+
+    def _say_goodbye(self) -> None:
+        """TLS tells an end of its own; without it an answer that the close delimits looks cut."""
+        if isinstance(self.sock, ssl.SSLSocket):
+            with contextlib.suppress(OSError, ValueError):
+                self.sock.unwrap()
 
     # --- sending to the client
 
@@ -354,7 +384,7 @@ class Connection(Waiter):
     def _offer(self, data: bytes | memoryview) -> int:
         try:
             return self.sock.send(data)
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return 0
         except OSError:
             self.kicked = Kick.CLIENT_GONE

@@ -1,5 +1,6 @@
 """What an agent makes of what one before it left: adopted by identity, reaped by start token, never taken from others."""
 
+# ruff: noqa: ASYNC222, ASYNC240 - the tests read /proc and reap children that have ended
 from __future__ import annotations
 
 import os
@@ -168,17 +169,18 @@ async def test_a_pid_that_another_program_has_now_is_not_adopted_and_not_touched
 
 async def test_an_orphan_whose_parent_died_is_reaped_by_its_start_token_with_what_it_started(tmp_path: Path) -> None:
     token = f"m1-0000dead.4.{TAG}ff"
-    script = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {DEAF_SLEEP!r}], env={{}}, start_new_session=True); time.sleep(900)"
+    child = f"[sys.executable, '-c', {DEAF_SLEEP!r}], env={{}}, start_new_session=True"
+    script = f"import subprocess, sys, time; subprocess.Popen({child}); time.sleep(900)"
     with program(sys.executable, "-c", script, env={START_VARIABLE: token}) as orphan:
         await_children(orphan.pid, 1)
-        (child,) = [process for process in processes.survey() if process.parent == orphan.pid]
+        (started,) = [process for process in processes.survey() if process.parent == orphan.pid]
         async with bench(tmp_path) as after:
             assert "replica.orphan_reaped" in after.kinds()
             event = next(event for event in after.events if event.kind == "replica.orphan_reaped")
             assert str(orphan.pid) in event.text
             assert event.object == "replica/m1-0000dead"
             assert orphan.wait(5) == -signal.SIGKILL
-            assert processes.identify(child.pid) != child.identity
+            assert processes.identify(started.pid) != started.identity
 
 
 def await_children(pid: int, count: int) -> None:

@@ -190,7 +190,8 @@ async def test_a_probe_that_dies_is_unknown_and_started_anew_the_next_time(tmp_p
 
 
 async def test_a_probe_that_answers_is_asked_again_in_the_same_process(tmp_path: Path) -> None:
-    text = 'import os, sys\nfor _ in sys.stdin:\n    print(\'{"devices": [{"index": 0, "uuid": "GPU-%d", "total": 1048576}]}\' % os.getpid(), flush=True)'
+    answer = '{"devices": [{"index": 0, "uuid": "GPU-%d", "total": 1048576}]}'
+    text = f"import os, sys\nfor _ in sys.stdin:\n    print({answer!r} % os.getpid(), flush=True)"
     probe = GpuProbe(RealMachine(), script(tmp_path, text))
     first, second = await probe.ask(), await probe.ask()
     assert isinstance(first, Told)

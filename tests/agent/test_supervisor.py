@@ -1,11 +1,13 @@
 """Engines as real processes under the supervisor: T37 and B112 to B138 for engine `command`."""
 
+# ruff: noqa: ASYNC240 - the tests read /proc and small files where they stand
 from __future__ import annotations
 
 import os
 import signal
 import stat
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -49,7 +51,7 @@ async def test_every_move_that_is_reported_is_a_legal_one(tmp_path: Path) -> Non
         await b.supervisor.start(order("crash,after=0.1"))
         await b.wait_state(S.FAILED)
         states = b.states()
-        assert all(may_move(before, after) for before, after in zip(states, states[1:], strict=False))
+        assert all(may_move(before, after) for before, after in pairwise(states))
 
 
 async def test_the_secret_is_in_the_environment_and_a_private_file_and_never_in_argv(tmp_path: Path) -> None:
@@ -177,6 +179,20 @@ async def test_children_of_a_killed_engine_are_gone_before_it_is_started_again(t
         assert after.pid != report.pid
 
 
+async def test_a_child_that_dropped_its_environment_and_session_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmgw.agent.supervisor.SURVEY_S", 0.2)
+    patient = RestartPolicy(backoff_s=(600.0,), attempts=3)
+    async with bench(tmp_path) as b:
+        await b.supervisor.start(order("hide", restart=patient))
+        report = await b.wait_state(S.READY)
+        (child,) = [process for process in processes.survey() if process.parent == report.pid]
+        assert child.token == ""
+        await b.wait(lambda: child.identity in b.supervisor._replicas[M1].members)
+        os.kill(report.pid, signal.SIGKILL)
+        await b.wait_state(S.STARTING)
+        assert processes.identify(child.pid) != child.identity
+
+
 async def test_a_killed_engine_is_out_of_rotation_before_its_children_are_gone(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         await b.supervisor.start(order("fork"))
@@ -296,6 +312,12 @@ async def test_a_port_that_is_taken_is_a_refused_start(tmp_path: Path) -> None:
         ({"command": ()}, "bad_command", "command line"),
         ({"devices": ("GPU-1",)}, "unknown_device", "no device GPU-1"),
         ({"devices": ()}, "no_device", "no device"),
+        ({"replica": "../../etc"}, "bad_id", "../../etc"),
+        ({"port": 70000}, "bad_port", "70000"),
+        ({"command": (sys.executable, "a\0b")}, "bad_command", "zero byte"),
+        ({"env": {"A=B": "c"}}, "bad_command", "A=B"),
+        ({"env": {"A": "\ud800"}}, "bad_command", "environment"),
+        ({"memory_mib": 99_000_000}, "no_memory", "99000000 are needed"),
         ({"engine": "xllamacpp", "command": (), "checkpoint": "/etc/hostname", "args": 1}, "bad_args", "--warp"),
     ],
 )
@@ -309,7 +331,7 @@ async def test_what_cannot_work_is_refused_before_a_process_exists(
     if with_args:
         wanted = changed(wanted, profile=attrs.evolve(wanted.profile, args=("--warp", "9")))
     async with bench(tmp_path) as b:
-        with pytest.raises(Invalid) as caught:
+        with pytest.raises((Invalid, Conflict)) as caught:
             await b.supervisor.start(wanted)
         assert caught.value.code == code
         assert text in caught.value.message

@@ -1,5 +1,6 @@
 """The real llama.cpp engine with the small model, under the supervisor."""
 
+# ruff: noqa: ASYNC240 - the tests read /proc where they stand
 from __future__ import annotations
 
 import json

@@ -1,7 +1,7 @@
 """A fake engine for tests of the agent: `eng.py --port P [--host H]`, its behaviour from FAKE_MODE, a comma list.
 
 `crash`, `spew` (2 MiB of output), `deaf` (ignores TERM), `fork` (two children in sessions of their own that ignore TERM),
-`early` (/v1/models good before /health), `ready=SECONDS`, `health=SECONDS` (slow /health), `hang=N` (no answer after N good
+`hide` (one such child without an environment), `early` (/v1/models good before /health), `ready=SECONDS`, `health=SECONDS` (slow /health), `hang=N` (no answer after N good
 ones), `err=N` (500 after N good ones), `key` (asks for LLMGW_API_KEY), `after=SECONDS` (before the crash).
 """
 
@@ -72,6 +72,8 @@ def main() -> None:
                 os.write(descriptor, b"x" * 1023 + b"\n")
     if "deaf" in MODES:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "hide" in MODES:
+        subprocess.Popen([sys.executable, "-c", DEAF_CHILD], start_new_session=True, env={})
     if "fork" in MODES:
         for _ in range(2):
             subprocess.Popen([sys.executable, "-c", DEAF_CHILD], start_new_session=True)

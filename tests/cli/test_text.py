@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.cli.ctl import client, events, explain, model, node, output, replica, status
@@ -28,6 +28,7 @@ bodies = st.recursive(
 objects = st.dictionaries(st.sampled_from(_KEYS), bodies, max_size=8)
 
 
+@settings(deadline=None)
 @given(objects)
 def test_any_object_can_be_shown(body):
     for lines in (
@@ -44,6 +45,7 @@ def test_any_object_can_be_shown(body):
     json.loads(output.json_text(body, indent=2))
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_text_for_a_terminal_holds_no_control_characters(text):
     shown = printable(text, True)
@@ -51,6 +53,7 @@ def test_text_for_a_terminal_holds_no_control_characters(text):
     assert printable(text, False) == text
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=6), st.text(max_size=6)), min_size=1, max_size=4))
 def test_columns_line_up(rows):
     lines = columns(["A", "B"], rows)
@@ -64,6 +67,7 @@ def test_wide_and_combining_characters_are_counted_as_a_terminal_does():
     assert columns(["A", "B"], [["北", "x"], ["a", "y"]]) == ["A   B", "北  x", "a   y"]
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20))
 def test_a_name_is_one_segment_whatever_it_holds(name):
     part = client.segment(name)
@@ -71,6 +75,7 @@ def test_a_name_is_one_segment_whatever_it_holds(name):
     assert not set(part) & set("/?#: \r\n")
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(["data: {}", 'data: {"kind": 1}', "data:", ": x", "", "id: 1", "data: [1]", "data: {", "event: error"]), max_size=12

@@ -120,7 +120,8 @@ def test_answers_to_an_alias_name_the_alias(stage: Stage) -> None:
     plain = stage.router.ask(post(CHAT.replace(b"m1", b"fast")))
     assert plain.body.decode() == OK_BODY.replace('"m1"', '"fast"')
     text = event("a", engine_name)
-    fin = 'data: {"model":"%s","choices":[{"index":0,"delta":{"content":"\\"model\\":\\"x\\""},"finish_reason":"stop"}]}\n\n' % engine_name
+    text_fin = '{"model":"ENGINE","choices":[{"index":0,"delta":{"content":"\\"model\\":\\"x\\""},"finish_reason":"stop"}]}'
+    fin = "data: " + text_fin.replace("ENGINE", engine_name) + "\n\n"
     stage.u1.script = [SH, ["c", text[:50]], ["c", text[50:]], ["c", fin + "data: [DONE]\n\n"], ["s", "0\r\n\r\n"]]
     stream = stage.router.ask(post(CHAT_S.replace(b"m1", b"fast")))
     assert stream.body.decode() == (text + fin + "data: [DONE]\n\n").replace(engine_name, "fast")

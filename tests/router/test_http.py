@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
+
 import pytest
 
 from tests.router.fakes import CHAT, CHAT_S, GOOD_S, OK, OK_BODY, RouterProcess, Stage, get, post, staged, until

@@ -13,8 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.router.fakes import CHAT, CHAT_S, DONE, END, FIN, OK, SH, Client, E, RouterProcess, Stage, event, get, post
-from tests.router.fakes import router_command, staged, until
+from tests.router.fakes import (
+    CHAT,
+    CHAT_S,
+    DONE,
+    END,
+    FIN,
+    OK,
+    SH,
+    Client,
+    E,
+    RouterProcess,
+    Stage,
+    event,
+    get,
+    post,
+    router_command,
+    staged,
+    until,
+)
 
 
 @pytest.fixture
@@ -110,7 +127,7 @@ def test_a_file_that_does_not_load_changes_nothing_and_says_why(fresh: Stage) ->
     router = fresh.router
     for text, reason in (
         (fresh.text + "\n[rout]\nretries = 1\n", "route"),
-        ("listen = ", "line 1"),
+        ("listen = ", "is not TOML"),
         (fresh.text.replace("retries = 1", 'retries = "x"'), "route.retries"),
     ):
         router.config.write_text(text)

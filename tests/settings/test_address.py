@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.domain.errors import Invalid
@@ -37,6 +37,7 @@ def test_an_address_to_listen_on_is_read_and_written_alike(text, value):
     assert str(value) == text
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_is_an_address_or_has_a_reason(text):
     fault = listen_fault(text)

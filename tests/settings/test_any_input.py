@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmgw.domain.errors import Invalid
@@ -34,6 +34,7 @@ VALUES = [
 ]
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(EXAMPLE.split("\n")) - 1), st.sampled_from(VALUES), st.sampled_from([None, *Role]))
 def test_any_value_in_place_of_a_good_one_is_taken_or_refused_with_its_path(number, value, role):
     lines = EXAMPLE.split("\n")
@@ -52,6 +53,7 @@ def test_any_value_in_place_of_a_good_one_is_taken_or_refused_with_its_path(numb
     assert len(text) < 5000
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(EXAMPLE)), st.integers(0, 40), st.binary(max_size=8))
 def test_a_file_with_a_piece_torn_out_is_read_or_refused(start, length, instead):
     data = EXAMPLE.encode()
@@ -59,6 +61,7 @@ def test_a_file_with_a_piece_torn_out_is_read_or_refused(start, length, instead)
         load_bytes(data[:start] + instead + data[start + length :], source="t", environ={})
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 @example(b"a" + b".a" * 3000 + b" = 1")
 @example(b"agent.labels" + b".a" * 3000 + b" = 1")

@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 import tomli_w
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.domain.errors import Fault, Invalid
@@ -60,6 +60,7 @@ def models(draw: st.DrawFn) -> ModelSpec:
     )
 
 
+@settings(deadline=None)
 @given(models())
 def test_a_model_comes_back_from_its_table_as_it_went_in(spec):
     table = model_to_table(spec)
@@ -88,6 +89,7 @@ plain = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(plain, plain, plain)
 def test_whatever_plain_data_comes_in_the_answer_is_a_value_or_faults(first, second, third):
     raw = {"name": first, "profile": [{"engine": "ollama", "weight": second}], "replicas": third, "aliases": second}
@@ -120,6 +122,7 @@ def test_a_time_with_a_zone_is_read(text, seconds):
     assert parse_time(text) == pytest.approx(seconds)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30) | st.from_regex(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(Z|\+\d\d:\d\d)", fullmatch=True))
 def test_a_time_is_read_or_refused_with_a_reason(text):
     with contextlib.suppress(ValueError):  # any other error is a bug

@@ -6,15 +6,18 @@ SIGTERM. Its secret, names, port and checkpoint come from the environment, never
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
 import sys
-from typing import Any
+from typing import Any, Final
 
 from llmgw.agent.engines import xllamacpp as description
 from llmgw.agent.engines.description import KEY_VARIABLE
 from llmgw.domain.errors import EXIT_BROKEN, EXIT_INVALID, Invalid
+
+RETRIED_VARIABLE: Final = "LLMGW_ENGINE_OPENMP"
 
 
 def parameters(library: Any, env: dict[str, str], args: list[str]) -> Any:
@@ -48,6 +51,21 @@ def parameters(library: Any, env: dict[str, str], args: list[str]) -> Any:
     return params
 
 
+def start_again_with_openmp() -> None:
+    """llama.cpp's wheel takes its OpenMP runtime from the system. Where there is none, this process starts anew with the one of
+    the package `cmeel-libomp`: a loader path is read at a program's start only. Returns where that cannot help.
+    """
+    found = importlib.util.find_spec("cmeel")
+    if found is None or found.origin is None or os.environ.get(RETRIED_VARIABLE):
+        return
+    folder = os.path.join(os.path.dirname(os.path.dirname(found.origin)), "cmeel.prefix", "lib")
+    if not os.path.exists(os.path.join(folder, "libgomp.so.1")):
+        return
+    path = ":".join(part for part in (folder, os.environ.get("LD_LIBRARY_PATH", "")) if part)
+    environment = {**os.environ, "LD_LIBRARY_PATH": path, RETRIED_VARIABLE: "1"}
+    os.execve(sys.executable, [sys.executable, "-m", description.ENTRY_MODULE, *sys.argv[1:]], environment)
+
+
 def main() -> int:
     """Serves until a signal ends the process; returns an exit code when it cannot serve.
 
@@ -59,7 +77,9 @@ def main() -> int:
     try:
         import xllamacpp as library  # a wheel that only this process needs; its absence is told in one line
     except ImportError as err:
-        print(f"engine xllamacpp is not installed: {err}", file=sys.stderr)
+        if "libgomp" in str(err):
+            start_again_with_openmp()
+        print(f"engine xllamacpp cannot be loaded: {err}", file=sys.stderr)
         return EXIT_INVALID
     try:
         params = parameters(library, dict(os.environ), sys.argv[1:])
