@@ -175,16 +175,16 @@ class Connection:
 
     async def _send(self, data: bytes) -> None:
         """Shielded, so that half a frame never goes out, and bounded, so that a peer who does not read cannot hold us."""
+        taken = False
         async with self._send_turn:
             if self._closing:
                 return
-            try:
-                with trio.move_on_after(self._limits.send_stall_s, shield=True) as scope:
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                with trio.move_on_after(self._limits.send_stall_s, shield=True):
                     await self._stream.send_all(data)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                await self._protocol.handle(Closed())
-                return
-        if scope.cancelled_caught:
+                    taken = True
+        if not taken:
+            self._closing = True
             self._free_reader()
             await trio.aclose_forcefully(self._stream)
             await self._protocol.handle(Closed())

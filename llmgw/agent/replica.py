@@ -489,6 +489,7 @@ class Replica:
         """Ends it in order without its task, which is cancelled already: the agent itself stops and takes its engines along."""
         if not self.life.over:
             if not self._asked_to_stop():
+                self._record = attrs.evolve(self._record, grace_s=self.order.stop_grace_s)
                 self._become(lifecycle.stopping(self.life, "the agent stopped with its engines", self._machine.now_s()))
             await self._stop()
             await self._save()

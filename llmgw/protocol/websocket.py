@@ -88,7 +88,11 @@ async def dial(url: str, token: str, tls: ssl.SSLContext | None = None) -> Async
                 plain = await trio.open_tcp_stream(host, port)
                 _notice_a_dead_peer(plain.socket)
                 context = (tls or ssl.create_default_context()) if secure else None
-                stream = trio.SSLStream(plain, context, server_hostname=host, https_compatible=True) if context else plain
+                stream = plain
+                if context is not None:
+                    secured = trio.SSLStream(plain, context, server_hostname=host, https_compatible=True)
+                    stream = secured
+                    await secured.do_handshake()  # the library would wait for its own deadline when this fails inside it
                 connection = await trio_websocket.wrap_client_stream(
                     nursery,
                     stream,
@@ -106,7 +110,9 @@ async def dial(url: str, token: str, tls: ssl.SSLContext | None = None) -> Async
                 with trio.move_on_after(CLOSE_DEADLINE_S, shield=True):
                     await connection.aclose()
                 nursery.cancel_scope.cancel()
-    except* (OSError, trio.TooSlowError, trio_websocket.HandshakeError, trio.BrokenResourceError) as group:
+    # The caller's own errors are kept apart above. What is left is the network's, or the library's about a peer that speaks
+    # something else, for which it has no type of its own: a stray answer ends in an error of its HTTP parser.
+    except* Exception as group:
         raised.append(_refusal(peer, _first(group)))  # what is raised in this block would come out in a group again
     finally:
         if stream is not None:

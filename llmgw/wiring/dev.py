@@ -148,12 +148,17 @@ async def _show(machine: Machine, running: Running, data_dir: Path, with_engine:
     if there is None or there.preferred(None).checkpoint != wanted.preferred(None).checkpoint:
         await models.apply((wanted,))
     began_s = said_s = machine.now_s()
+    tried_again = False
     while True:
         replicas = [replica for replica in running.controller.replicas() if replica.model == demo.MODEL_NAME]
         if any(endpoint.models == (demo.MODEL_NAME,) for endpoint in running.controller.publisher.current.endpoints):
             break
         failed = [replica for replica in replicas if replica.state is ReplicaState.FAILED]
-        if failed:
+        if failed and failed[0].report.age_s > machine.now_s() - began_s:
+            if not tried_again:  # it failed in an earlier run; whoever starts dev again wants another try
+                running.controller.restart_model(demo.MODEL_NAME)
+            tried_again = True
+        elif failed:
             line.end()
             report = failed[0].report
             _say(f"The demo model failed: {report.reason}\n" + "\n".join(f"  {text}" for text in report.log_tail[-10:]))

@@ -200,6 +200,9 @@ async def test_a_session_that_does_not_open_is_one_plain_error() -> None:
         async with dial(f"http://127.0.0.1:{port}", TOKEN):
             pass
     with server(sends(b"not http at all\r\n\r\n")) as port, pytest.raises(Unavailable):
+        async with dial(f"http://127.0.0.1:{port}", TOKEN):
+            pass
+    with server(sends(b"not http at all\r\n\r\n")) as port, pytest.raises(Unavailable):
         async with dial(f"https://127.0.0.1:{port}", TOKEN):
             pass
     for url in ("", "ftp://x", "http://", "127.0.0.1:8081", "http://x:99999", "http://x:y"):

@@ -1,8 +1,9 @@
 """A fake engine for tests of the agent: `eng.py --port P [--host H]`, its behaviour from FAKE_MODE, a comma list.
 
 `crash`, `spew` (2 MiB of output), `deaf` (ignores TERM), `fork` (two children in sessions of their own that ignore TERM),
-`hide` (one such child without an environment), `early` (/v1/models good before /health), `ready=SECONDS`, `health=SECONDS` (slow /health), `hang=N` (no answer after N good
-ones), `err=N` (500 after N good ones), `key` (asks for LLMGW_API_KEY), `after=SECONDS` (before the crash).
+`hide` (one such child without an environment), `early` (/v1/models good before /health), `ready=SECONDS`,
+`health=SECONDS` (slow /health), `hang=N` (no answer after N good ones), `err=N` (500 after N good ones), `key` (asks for
+LLMGW_API_KEY), `after=SECONDS` (before the crash).
 """
 
 from __future__ import annotations
