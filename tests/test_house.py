@@ -68,7 +68,10 @@ MAY_DO_IO = {
     },
     "lease": {},
 }
-IO_MODULES = {"trio", "apsw", "socket", "subprocess", "select", "ssl", "http", "os", "pathlib", "psutil", "trio_websocket", "pynvml", "asyncio", "threading"}
+IO_MODULES = {
+    "apsw", "asyncio", "http", "os", "pathlib", "psutil", "pynvml", "select", "socket", "ssl", "subprocess", "threading", "trio",
+    "trio_websocket",
+}  # fmt: skip
 PURE_PARTS = {"pathlib": {"Path", "PurePath"}, "http": {"HTTPStatus"}}  # a Path is a name; reading it is what needs a reason
 
 CLOCKS = {("time", None), ("trio", "sleep"), ("trio", "sleep_until"), ("trio", "current_time"), ("datetime", "now"), ("datetime", "utcnow")}

@@ -87,9 +87,9 @@ class Exchange:
         self.close_after = head is None or head.close
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Call:
-    """A request that is to be relayed."""
+    """A request that is to be relayed. The body is let go with the first content: from then on nothing is sent again."""
 
     exchange: Exchange
     head: Head
@@ -97,6 +97,9 @@ class Call:
     asked: Asked
     key: ApiKey
     policy: Policy
+
+    def forget_body(self) -> None:
+        self.asked = attrs.evolve(self.asked, body=b"")
 
 
 @attrs.frozen
@@ -115,8 +118,8 @@ class Connection(Waiter):
     """A client's connection, for as long as it lasts. Its task is the only one that reads from or waits on its socket."""
 
     __slots__ = (
-        "_admitted", "_comment_due_s", "_continued", "_first_byte", "_held", "_idle_s", "_outbox", "_progress", "_seen", "_sending",
-        "_state", "_total_deadline_s", "busy", "chunked", "descriptor", "exchange", "head_sent", "lingering", "peer_closed",
+        "_admitted", "_call", "_comment_due_s", "_continued", "_first_byte", "_held", "_idle_s", "_outbox", "_progress", "_seen",
+        "_sending", "_state", "_total_deadline_s", "busy", "chunked", "descriptor", "exchange", "head_sent", "lingering", "peer_closed",
         "reader", "router", "sent_bytes", "sock",
     )  # fmt: skip
 
@@ -146,6 +149,7 @@ class Connection(Waiter):
         self._comment_due_s = math.inf
         self._state: EndpointState | None = None
         self._held: Upstream | None = None
+        self._call: Call | None = None
 
     # --- the connection's life
 
@@ -297,7 +301,6 @@ class Connection(Waiter):
             elif reader.at_rest:
                 began_s = 0.0
                 self.deadline_s = now_s + route.keep_alive_s
-                reader.max_head, reader.max_body = route.max_header_bytes, route.max_body_bytes
             else:
                 began_s = began_s or now_s
                 self.deadline_s = began_s + HEAD_TIMEOUT_S
@@ -310,6 +313,9 @@ class Connection(Waiter):
                 return None
             if not data:
                 return None
+            if reader.at_rest:  # the limits of the policy in force now, which may not be the one this wait began under
+                reader.max_head = router.policy.route.max_header_bytes
+                reader.max_body = router.policy.route.max_body_bytes
             reader.feed(data)
         self.deadline_s = math.inf
         return reader.finished.popleft()
@@ -466,6 +472,8 @@ class Connection(Waiter):
         if exchange is not None and exchange.first_s is None:
             exchange.first_s = self.router.machine.now_s() - exchange.started_s
             self._comment_due_s = math.inf
+            if self._call is not None:
+                self._call.forget_body()
 
     def expired_total(self) -> bool:
         return self.router.machine.now_s() >= self._total_deadline_s
@@ -516,8 +524,13 @@ class Connection(Waiter):
         if self.peer_closed:
             self.kick(Kick.CLIENT_GONE)
         router.budget.request(exchange.started_s)
-        with router.parallel.slot(key):
-            await self._try_endpoints(Call(exchange, request.head, route, asked, key, policy))
+        self._call = call = Call(exchange, request.head, route, asked, key, policy)
+        del body, asked  # a stream may run for an hour, and would hold them
+        try:
+            with router.parallel.slot(key):
+                await self._try_endpoints(call)
+        finally:
+            self._call = None
 
     def _plain_body(self, request: Request, policy: Policy) -> bytes:
         kind = (request.head.get(b"content-type") or b"").lower()
@@ -642,9 +655,6 @@ class Connection(Waiter):
             )
 
     async def _converse(self, call: Call, candidate: Candidate, state: EndpointState) -> Failure | None:
-        head = self._engine_head(call, candidate, state)
-        body = call.asked.body if candidate.engine_name == call.asked.model else call.asked.with_model(candidate.engine_name)
-        head += b"content-length: %d\r\n\r\n" % len(body)
         upstream = state.take()
         while True:
             if upstream is None:
@@ -666,7 +676,7 @@ class Connection(Waiter):
                 if state.retired:
                     return Failure(_unreachable("the endpoint was withdrawn"), Outcome.LEFT, retry=True, withdrawn=True)
                 reader = ResponseReader()
-                ended = await self._ask(call, upstream, reader, head, body)
+                ended = await self._ask(call, candidate, upstream, reader)
                 if ended is None:
                     return await self._deliver(call, candidate, state, upstream, reader)
                 if not (ended.end is End.LOST and upstream.reused and reader.untouched and not state.retired):
@@ -699,7 +709,7 @@ class Connection(Waiter):
         code = "upstream_invalid" if ended.end is End.GARBLED else "upstream_disconnected"
         return Failure(Problem(502, code, ended.text, upstream=True), Outcome.FAILED, retry=True)
 
-    def _engine_head(self, call: Call, candidate: Candidate, state: EndpointState) -> bytes:
+    def _engine_head(self, call: Call, state: EndpointState) -> bytes:
         exchange, head = call.exchange, call.head
         rows = [
             b"POST %b%b HTTP/1.1\r\nhost: %b\r\n" % (state.base, head.target, state.host_header),
@@ -714,8 +724,11 @@ class Connection(Waiter):
         rows += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] in _FORWARDED and pair[0] not in named]
         return b"".join(rows)
 
-    async def _ask(self, call: Call, upstream: Upstream, reader: ResponseReader, head: bytes, body: bytes) -> Ended | None:
+    async def _ask(self, call: Call, candidate: Candidate, upstream: Upstream, reader: ResponseReader) -> Ended | None:
         """Sends the request and reads the answer's head. None when that is whole."""
+        asked = call.asked
+        body = asked.body if candidate.engine_name == asked.model else asked.with_model(candidate.engine_name)
+        head = self._engine_head(call, upstream.state) + b"content-length: %d\r\n\r\n" % len(body)
         self.set_deadline(call.policy.route.first_byte_timeout_s)
         self._first_byte = True
         pieces: list[bytes] = [head + body] if len(body) < JOIN_MAX else [head, body]
@@ -766,6 +779,11 @@ class Connection(Waiter):
     ) -> Failure | None:
         status = reader.status
         state.answered(status)
+        if status > 599:
+            problem = Problem(
+                502, "upstream_invalid", f"the engine answered with a status that HTTP does not have ({status})", upstream=True
+            )
+            return Failure(problem, Outcome.FAILED, retry=True)
         if status >= 400:
             return await self._engine_error(call, state, upstream, reader)
         if status >= 300:

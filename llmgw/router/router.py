@@ -38,6 +38,7 @@ _CORS_HEADERS: Final = b"authorization, content-type, x-api-key, x-request-id"
 _CORS_AGE_S: Final = b"600"
 _EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, www-authenticate"
 _HEADER_LIST_MAX: Final = 1024  # bytes of Access-Control-Request-Headers that are echoed
+READY_REASONS_MAX: Final = 20  # models named in /ready; a catalog of thousands would make it a page
 HARD_END_S: Final = 0.5  # between the last word to a client and the end of its connection, when the router stops
 
 Local = tuple[int, list[tuple[bytes, bytes]], bytes]
@@ -303,6 +304,8 @@ class Router:
             reasons.append("the router is stopping")
         if not self._states:
             reasons.append("no endpoint is known")
+            absences = self._endpoints.absences[:READY_REASONS_MAX]
+            reasons += [f"{absence.names[0]}: {absence.reason.value}" for absence in absences]
         elif not any(state.breaker.admits(now_s) or state.breaker.slow for state in self._states.values()):
             reasons.append("no endpoint can be reached")
         body = json.dumps({"status": "not_ready" if reasons else "ready", "reasons": reasons, "endpoints": len(self._states)}).encode()

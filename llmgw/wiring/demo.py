@@ -22,7 +22,8 @@ CONTEXT_TOKENS: Final = 4096  # of the 32 k it can: a demo on a laptop needs lit
 
 def demo_model(checkpoint: Path) -> ModelSpec:
     """One replica on the CPU."""
-    profile = Profile(name="cpu", engine="xllamacpp", checkpoint=str(checkpoint), gpus=0, args=("--ctx-size", str(CONTEXT_TOKENS), "--chat-template", "gemma"))
+    args = ("--ctx-size", str(CONTEXT_TOKENS), "--chat-template", "gemma")
+    profile = Profile(name="cpu", engine="xllamacpp", checkpoint=str(checkpoint), gpus=0, args=args)
     return ModelSpec(MODEL_NAME, (profile,), aliases=(MODEL_ALIAS,))
 
 

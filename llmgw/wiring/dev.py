@@ -96,7 +96,7 @@ async def _main(loaded: Loaded, data_dir: Path, with_engine: bool) -> None:
 
 
 async def _run(machine: Machine, loaded: Loaded, data_dir: Path, with_engine: bool, stop: trio.Event) -> None:
-    ended = trio.Event()
+    ended, agent_ended = trio.Event(), trio.Event()
     ctl_file = data_dir / CTL_FILE
     async with trio.open_nursery() as nursery:
 
@@ -116,6 +116,7 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, with_engine: bo
             async def run_the_agent(task_status: trio.TaskStatus[None]) -> None:
                 with agent_scope:
                     await run_agent(machine, agent, stop_engines=True, task_status=task_status)
+                agent_ended.set()
 
             await nursery.start(run_the_agent)
             async with trio.open_nursery() as work:
@@ -123,9 +124,11 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, with_engine: bo
                 await stop.wait()
                 work.cancel_scope.cancel()
             _say("\nStopping; engines end too (Ctrl-C again ends at once) ...")
-            running.stop()  # first the clients' answers, then the engines
-            await ended.wait()
+            await running.drain()  # first the clients' answers, then the engines, then the rest
             agent_scope.cancel()
+            await agent_ended.wait()
+            running.stop()
+            await ended.wait()
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(ctl_file)

@@ -158,6 +158,8 @@ def _not_in_force(settings: Settings) -> list[str]:
         found.append(f"router.workers = {settings.router.workers}: this build runs one process")
     if settings.router.control_planes:
         found.append("router.control_planes: this build follows none; it serves what the file says")
+    if settings.route.affinity != "none":
+        found.append(f"route.affinity = {settings.route.affinity}: this build spreads by load alone")
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVarTuple, Unpack
+from typing import TypeVarTuple
 
 import trio
 
@@ -12,7 +12,7 @@ from llmgw.domain.errors import LlmgwError
 Ts = TypeVarTuple("Ts")
 
 
-def run_role(main: Callable[[Unpack[Ts]], Awaitable[None]], *args: Unpack[Ts]) -> None:
+def run_role(main: Callable[[*Ts], Awaitable[None]], *args: *Ts) -> None:
     """Runs `main` under trio until it ends. Raises the first LlmgwError of what ended it, else what ended it."""
     try:
         trio.run(main, *args)

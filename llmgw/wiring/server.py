@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -52,13 +52,17 @@ log = structlog.get_logger("llmgw.server")
 
 @attrs.frozen
 class Running:
-    """A control plane that serves: where, and how it is ended."""
+    """A control plane that serves: where, and how it is ended.
+
+    `drain` steps down and returns when clients' answers are over or their time is up; `stop` does that and ends the rest.
+    """
 
     controller: Controller
     admin_url: str
     router_listen: str  # "" without an embedded router
     admin_token: str = attrs.field(repr=False)
     agent_token_file: Path
+    drain: Callable[[], Awaitable[None]]
     stop: Callable[[], None]
 
 
@@ -165,8 +169,17 @@ async def run_control_plane(
             await nursery.start(serve_admin, app, admin_sockets)
             if loaded.path is not None:
                 nursery.start_soon(_poll, machine, loaded, controller)
-            stopping = trio.Event()
-            running = Running(controller, admin_url, listening, admin_token, agent_token_file, stopping.set)
+            draining, drained, stopping = trio.Event(), trio.Event(), trio.Event()
+
+            async def drain() -> None:
+                draining.set()
+                await drained.wait()
+
+            def stop() -> None:
+                draining.set()
+                stopping.set()
+
+            running = Running(controller, admin_url, listening, admin_token, agent_token_file, drain, stop)
             log.info(
                 "serving",
                 admin=admin_url,
@@ -177,13 +190,15 @@ async def run_control_plane(
             )
             ready(running)
             task_status.started(running)
-            await stopping.wait()
+            await draining.wait()
             # Stepping down comes before agents are let go; streams that run may end first.
             controller.leadership.step_down()
             if router is not None:
                 drain_s = controller.settings.route.drain_s
                 with trio.move_on_after(drain_s + STOP_MARGIN_S):
                     await router.drain(machine.now_s() + drain_s)
+            drained.set()
+            await stopping.wait()
             app.drain()
             nursery.cancel_scope.cancel()
 

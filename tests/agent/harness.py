@@ -56,6 +56,11 @@ def order(mode: str = "", *, replica: str = "m1-00000001", port: int = 0, **chan
     return ReplicaOrder(id=ReplicaId(replica), model="m1", names=("m1", "fast"), profile=profile, **fields)
 
 
+def node_of(folder: Path) -> NodeId:
+    """A node for each folder: tests that run side by side must not take each other's engines for orphans of theirs."""
+    return NodeId(f"node-{folder}")
+
+
 class NoGpus(GpuProbe):
     async def ask(self) -> Absent:
         return Absent("none in tests")
@@ -64,14 +69,15 @@ class NoGpus(GpuProbe):
 class Bench:
     """A supervisor and everything it said."""
 
-    def __init__(self, folder: Path, *, node: str = "node-test", log_bytes_max: int = LOG_BYTES_MAX) -> None:
+    def __init__(self, folder: Path, *, log_bytes_max: int = LOG_BYTES_MAX) -> None:
+        node = node_of(folder)
         self.folder = folder
-        self.tag = processes.node_tag(NodeId(node))
+        self.tag = processes.node_tag(node)
         self.machine = RealMachine()
         self.reports: list[ReplicaReport] = []
         self.events: list[AgentEvent] = []
         self._told = trio.Event()
-        place = Place(NodeId(node), facts.boot_id(), folder, folder / "checkpoints", "127.0.0.1")
+        place = Place(node, facts.boot_id(), folder, folder / "checkpoints", "127.0.0.1")
         listener = Listener(self._changed, self._event)
         self.supervisor = Supervisor(self.machine, place, listener, gpus=NoGpus(self.machine), log_bytes_max=log_bytes_max)
 

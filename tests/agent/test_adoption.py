@@ -20,13 +20,13 @@ from llmgw.agent.engines.environment import START_VARIABLE
 from llmgw.agent.lifecycle import Life, Want
 from llmgw.agent.processes import Identity
 from llmgw.domain.errors import Invalid
-from llmgw.domain.ids import NodeId, ReplicaId
+from llmgw.domain.ids import ReplicaId
 from llmgw.domain.replica import ReplicaState, RestartPolicy
-from tests.agent.harness import DEAF_SLEEP, bench, bench_that_leaves, chat, clean_up, order
+from tests.agent.harness import DEAF_SLEEP, bench, bench_that_leaves, chat, clean_up, node_of, order
 
 S = ReplicaState
 M1 = ReplicaId("m1-00000001")
-TAG = processes.node_tag(NodeId("node-test"))
+TAG = "0123abcd"
 RUNNING = Life(S.READY, attempt=1, tries=1)
 
 
@@ -168,7 +168,7 @@ async def test_a_pid_that_another_program_has_now_is_not_adopted_and_not_touched
 
 
 async def test_an_orphan_whose_parent_died_is_reaped_by_its_start_token_with_what_it_started(tmp_path: Path) -> None:
-    token = f"m1-0000dead.4.{TAG}ff"
+    token = f"m1-0000dead.4.{processes.node_tag(node_of(tmp_path))}ff"
     child = f"[sys.executable, '-c', {DEAF_SLEEP!r}], env={{}}, start_new_session=True"
     script = f"import subprocess, sys, time; subprocess.Popen({child}); time.sleep(900)"
     with program(sys.executable, "-c", script, env={START_VARIABLE: token}) as orphan:
@@ -193,10 +193,10 @@ def await_children(pid: int, count: int) -> None:
 
 
 async def test_engines_of_another_agent_on_the_same_machine_are_left_alone(tmp_path: Path) -> None:
-    async with bench(tmp_path / "a", node="node-a") as first:
+    async with bench(tmp_path / "a") as first:
         await first.supervisor.start(order())
         ready = await first.wait_state(S.READY)
-        async with bench(tmp_path / "b", node="node-b") as second:
+        async with bench(tmp_path / "b") as second:
             assert second.events == []
             assert second.supervisor.reports() == ()
         assert await chat(ready.url) == 200
@@ -207,7 +207,7 @@ async def test_an_orphan_that_appears_while_the_agent_runs_is_reaped_too(tmp_pat
     async with bench(tmp_path) as b:
         await b.supervisor.start(order())
         ready = await b.wait_state(S.READY)
-        with program(sys.executable, "-c", DEAF_SLEEP, env={START_VARIABLE: f"m1-0000dead.1.{TAG}00"}) as orphan:
+        with program(sys.executable, "-c", DEAF_SLEEP, env={START_VARIABLE: f"m1-0000dead.1.{b.tag}00"}) as orphan:
             await b.wait(lambda: "replica.orphan_reaped" in b.kinds())
             await b.wait(lambda: orphan.poll() is not None)
         assert b.report().pid == ready.pid

@@ -139,9 +139,8 @@ def test_models_that_cannot_run_say_why_and_harm_nothing(dev: Dev, tmp_path: Pat
     file.write_text('[[model]]\nname = "lost"\n[[model.profile]]\nengine = "xllamacpp"\ncheckpoint = "/nowhere/x.gguf"\n')
     dev.ctl("model", "apply", "-f", str(file))
     crash = f"import sys; sys.stderr.write('cannot load {dev.folder.name}\\n'); sys.exit(3)"
-    file.write_text(
-        f'[[model]]\nname = "crash"\n[[model.profile]]\nengine = "command"\ncommand = [{json.dumps(sys.executable)}, "-c", {json.dumps(crash)}]\n'
-    )
+    command = json.dumps([sys.executable, "-c", crash])
+    file.write_text(f'[[model]]\nname = "crash"\n[[model.profile]]\nengine = "command"\ncommand = {command}\n')
     dev.ctl("model", "apply", "-f", str(file))
     wait_for(lambda: "64 GPUs" in dev.ctl("explain", "model", "big"), "the arithmetic of the big one")
     wait_for(lambda: "checkpoint missing: /nowhere/x.gguf" in dev.ctl("explain", "model", "lost"), "the missing checkpoint")
