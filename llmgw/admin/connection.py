@@ -46,8 +46,19 @@ _PARSER_SAYS: Final = {
 }
 
 
+class _LastRequest(h11.Connection):
+    """What follows a request that ends the connection is not looked at: it must not spoil the answer that is under way."""
+
+    def next_event(self) -> Any:
+        return h11.NEED_DATA if self.their_state is h11.MUST_CLOSE else super().next_event()
+
+
 class Http1(H11Protocol):
     """Hypercorn's protocol with our refusals and errors."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.connection = _LastRequest(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
 
     async def stream_send(self, event: StreamEvent) -> None:
         if isinstance(event, Response) and event.status_code >= 200 and self.context.terminated.is_set():
@@ -89,9 +100,13 @@ class Http1(H11Protocol):
             (b"connection", b"close"),
             *self.config.response_headers("h11"),
         ]
-        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
-        await self._send_h11_event(h11.Data(data=body))
-        await self._send_h11_event(h11.EndOfMessage())
+        whole = b""
+        try:
+            for event in (h11.Response(status_code=status_code, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                whole += cast(h11.Connection, self.connection).send(event) or b""
+        except h11.LocalProtocolError:
+            return  # an answer is under way already
+        await self.send(RawData(data=whole))  # at once: an answer that the application begins meanwhile comes too late
 
 
 class _BoundedBuffer(WebsocketBuffer):

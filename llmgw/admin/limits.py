@@ -23,7 +23,8 @@ class Limits:
     # A closing connection is read for so long, so that what the client still sends does not reset our answer.
     linger_s: float = 2.0
     handshake_s: float = 10.0
-    # Comments on a silent event stream: below the 60 s after which common proxies give up a connection.
+    # Comments on a silent event stream: below the 60 s after which common proxies give up a connection. Also how long the hang-up
+    # of a client that has pipelined another request behind its stream goes unnoticed: reading stops at that request.
     comment_s: float = 15.0
     # Failed sign-ins of one address in a minute before it is told to wait; right tokens always pass.
     failures_max: int = 30

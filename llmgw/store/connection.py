@@ -245,8 +245,9 @@ def _open(path: str) -> _Connections:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise Unavailable(f"storage unavailable: the store's folder {folder} does not exist", code=STORAGE_UNAVAILABLE)
-    if os.path.isdir(path):
-        raise Invalid(f"the store's path {path} is a folder; the path of a file is expected", code="not_a_file")
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for without end
+        what = "a folder" if os.path.isdir(path) else "a device or a pipe"
+        raise Invalid(f"the store's path {path} is {what}; the path of a file is expected", code="not_a_file")
     if (kind := network_file_system(folder)) is not None:
         raise Invalid(
             f"the store {path} would be on a network file system ({kind}), where SQLite's locks and shared memory do not hold;"

@@ -6,10 +6,11 @@ A changed file that does not load leaves all as it was and says why. Streams are
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import stat
 import sys
-from collections import deque
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,7 @@ from llmgw.wiring.signals import wait_for_stop
 
 FILE_LOOK_S: Final = 1.0  # chosen: an edit is live within a second or two, and a look is one stat call
 LOG_FLUSH_S: Final = 0.1  # how long a line may wait for others; one write for many keeps the cost per request low
+LOG_END_S: Final = 1.0  # how long the end of the process waits for a reader of its last lines; it must not hang on one
 LOG_BYTES_MAX: Final = 8 * 1024 * 1024  # kept while nobody reads standard output; beyond it lines are dropped and counted
 # A static list is its own publisher: there is no cluster, and each reload is one generation on.
 STATIC_TOKEN: Final = FencingToken(ClusterId("static"), 1, OwnerId("file"))
@@ -39,12 +41,20 @@ log = structlog.get_logger("llmgw.router")
 
 
 class LogWriter:
-    """Writes access-log lines to a descriptor from a thread, in blocks. A reader that does not read holds up no request."""
+    """Writes access-log lines to a descriptor from a thread of its own, in blocks.
+
+    A reader that does not read holds up no request, and not the end of the process either: the thread is a daemon, because a
+    write that blocks for ever can be neither cancelled nor waited for.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._lines: deque[bytes] = deque()
+        self._lines: list[bytes] = []
         self._size = 0
+        self._blocks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread: threading.Thread | None = None
         self.dropped = 0
 
     def write(self, line: bytes) -> None:
@@ -55,34 +65,41 @@ class LogWriter:
         self._lines.append(line)
         self._size += len(line)
 
-    def _take(self) -> bytes:
-        data = b"".join(self._lines)
+    def _hand_over(self) -> None:
+        """Gives the thread what has gathered. One block at a time: while it writes, lines gather here, where they are counted."""
+        if not self._lines or not self._idle.is_set():
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_forever, name="access-log", daemon=True)
+            self._thread.start()
+        self._idle.clear()
+        self._blocks.put(b"".join(self._lines))
         self._lines.clear()
         self._size = 0
-        return data
 
-    def _put(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._descriptor, view) :]
+    def _write_forever(self) -> None:
+        while True:
+            view = memoryview(self._blocks.get())
+            try:
+                while view:
+                    view = view[os.write(self._descriptor, view) :]
+            except OSError:
+                self.dropped += bytes(view).count(b"\n")  # a closed output ends the writing, never the router
+            self._idle.set()
 
     async def run(self, machine: Machine) -> None:
-        """Until cancelled. A closed output ends the writing, never the router."""
+        """Until cancelled."""
         while True:
             await machine.sleep_until(machine.now_s() + LOG_FLUSH_S)
-            if self._lines:
-                data = self._take()
-                try:
-                    await machine.run_sync(lambda data=data: self._put(data))  # type: ignore[misc]
-                except OSError:
-                    self.dropped += data.count(b"\n")
+            self._hand_over()
 
     def flush(self) -> None:
-        """The last lines, at the end of the process. Blocks as long as the reader does."""
-        try:
-            self._put(self._take())
-        except OSError:
-            return
+        """The last lines, at the end of the process; waits at most LOG_END_S for the reader."""
+        for _ in range(2):  # what is being written, then what has gathered meanwhile
+            if not self._idle.wait(LOG_END_S):
+                return
+            self._hand_over()
+        self._idle.wait(LOG_END_S)
 
 
 def router_main(path: Path) -> int:

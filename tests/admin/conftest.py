@@ -140,7 +140,7 @@ async def some(stream: trio.SocketStream) -> bytes:
 async def until(condition, what: str = "a state") -> None:
     """Waits until `condition()` holds."""
     with trio.move_on_after(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - the state is somebody else's
+        while not condition():
             await trio.sleep(0.005)
         return
     raise AssertionError(f"did not come about in {DEADLINE_S} s: {what}")

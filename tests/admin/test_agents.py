@@ -169,6 +169,17 @@ async def test_broken_frames_end_the_session(admin):
     assert (await admin.call("GET", "/health")).status == 200
 
 
+@pytest.mark.parametrize("version", ["13", "8"])
+async def test_a_refused_handshake_ends_the_connection_and_leaves_nothing(admin, version):
+    stream = await admin.connect()
+    await stream.send_all(handshake(version=version) + b"\x82\x80\x01\x02\x03\x04" * 3)  # frames that do not wait for the answer
+    with trio.fail_after(DEADLINE_S):
+        while await stream.receive_some(4096):
+            pass
+        await until(lambda: admin.app.open_connections == 0, "the connection has ended")
+    await stream.aclose()
+
+
 async def test_an_agent_that_vanishes_without_a_word_is_noticed(admin):
     stream = await admin.connect()
     await stream.send_all(handshake())

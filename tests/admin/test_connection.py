@@ -70,6 +70,21 @@ async def test_two_pipelined_requests_are_both_answered_in_order(admin):
         assert (await read_answer(stream, buffer)).status == 404
 
 
+async def test_a_request_behind_one_that_ends_the_connection_leaves_nothing_open(admin):
+    pipelined = f"GET /api/v1/status HTTP/1.1\r\nHost: a\r\n{AUTH}\r\n".encode()
+    async with await admin.connect() as stream:
+        await stream.send_all(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" + pipelined)
+        assert (await read_answer(stream)).status == 200
+        assert await at_end(stream) == b""
+    for cut_after_s in (0.0, 0.002):
+        stream = await admin.connect()
+        await stream.send_all(pipelined * 5)
+        await trio.sleep(cut_after_s)
+        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # a reset in the middle of the answers
+        await stream.aclose()
+    await until(lambda: admin.app.open_connections == 0, "every connection has ended")
+
+
 # --- V8, V9, V10: what is refused at the door
 
 

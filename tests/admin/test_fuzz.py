@@ -46,7 +46,8 @@ def mutated(rng: random.Random) -> bytes:
 
 
 async def test_any_bytes_leave_the_port_serving_and_nothing_crashed(tmp_path, capsys):
-    async with running_admin(tmp_path, Limits(keep_alive_s=0.5, body_s=0.5, linger_s=0.1, failures_max=10**6)) as admin:
+    # comment_s: behind a pipelined request a hang-up in a stream shows at the next comment (docs of `Limits`)
+    async with running_admin(tmp_path, Limits(keep_alive_s=0.5, body_s=0.5, linger_s=0.1, comment_s=0.1, failures_max=10**6)) as admin:
 
         async def client(seed: int) -> None:
             rng = random.Random(seed)

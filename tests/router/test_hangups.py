@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +13,26 @@ from typing import Any
 
 import pytest
 
-from tests.router.fakes import CHAT, CHAT2, CHAT_S, DONE, END, FIN, GOOD_S, OK, SH, Client, E, Stage, event, get, post, staged, until
+from tests.router.fakes import (
+    CHAT,
+    CHAT2,
+    CHAT_S,
+    DONE,
+    END,
+    FIN,
+    GOOD_S,
+    OK,
+    SH,
+    Client,
+    E,
+    RouterProcess,
+    Stage,
+    event,
+    get,
+    post,
+    staged,
+    until,
+)
 
 STREAM = [SH, ["rep", 600, 100, event("x")]]
 MOMENTS: dict[str, tuple[bytes, list[Any]]] = {
@@ -126,3 +147,60 @@ def test_a_client_that_leaves_after_done_has_its_whole_answer(patient: Stage) ->
         client.send(post(CHAT_S, "X-Request-Id: left-after-done\r\n"))
         client.until(b"[DONE]\n\n")
     assert "status=200" in patient.router.log_line("left-after-done")
+
+
+@pytest.mark.parametrize("step", range(len(GOOD_S) + 1))
+def test_a_hang_up_at_any_point_of_the_exchange_leaves_nothing_behind(patient: Stage, step: int) -> None:
+    patient.u1.script = [*GOOD_S[:step], ["w", 15000]]
+    patient.u1.log.clear()
+    before = patient.router.descriptors()
+    client = patient.router.client()
+    client.send(post(CHAT_S))
+    until(lambda: patient.u1.requests, "the engine has the request")
+    if step > 1:
+        client.until((GOOD_S[min(step, len(GOOD_S) - 1) - 1][1]).encode())
+    client.close()
+    until(lambda: patient.u1.count("peer_closed"), "the engine sees the close")
+    patient.router.at_rest()
+    until(lambda: patient.router.descriptors() <= before, "descriptors are back")
+
+
+def test_a_hang_up_while_the_body_goes_out_ends_the_upload(patient: Stage) -> None:
+    patient.u1.read_body = False
+    patient.u1.script = [["w", 15000]]
+    patient.u1.log.clear()
+    try:
+        client = patient.router.client()
+        client.send(post(CHAT.replace(b'"hi"', b'"' + b"a" * 20_000_000 + b'"')))
+        until(lambda: patient.u1.requests, "the engine has the head")
+        client.close()
+        until(lambda: patient.u1.count("closed"), "the engine is let go")
+        patient.router.at_rest()
+    finally:
+        patient.u1.read_body = True
+
+
+def test_a_connect_that_hangs_is_bounded_and_given_up_with_the_client(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, contextlib.ExitStack() as held, staged(tmp_path) as stage:
+        address = deaf.getsockname()
+        for _ in range(4):  # fills the queue of connections that nobody takes; further ones hang
+            filler = held.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(address)
+        stage.router.close()
+        text = stage.text.replace(f"http://127.0.0.1:{stage.u1.port}", f"http://127.0.0.1:{address[1]}")
+        router = RouterProcess(tmp_path, text)
+        try:
+            client = router.client()
+            client.send(post(CHAT, "X-Request-Id: gave-up\r\n"))
+            until(lambda: router.metric("llmgw_inflight") == 1, "it is connecting")
+            client.close()
+            assert "status=499" in router.log_line("gave-up")
+            assert router.metric("llmgw_inflight") == 0
+            began = time.monotonic()
+            got = router.ask(post(CHAT))
+            assert (got.status, got.error["code"]) == (503, "unreachable")
+            assert 1.9 < time.monotonic() - began < 7
+            assert router.ask(post(CHAT2)).status == 200
+        finally:
+            router.close()

@@ -77,7 +77,7 @@ def stamp(generation: int, token: FencingToken = TOKEN) -> ListStamp:
 
 async def until(condition: Callable[[], object], what: str) -> None:
     with trio.move_on_after(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - the state is in another thread
+        while not condition():
             await trio.sleep(0.01)
         return
     raise AssertionError(f"never came: {what}")

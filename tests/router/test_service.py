@@ -175,7 +175,7 @@ def test_proxy_variables_do_not_touch_the_way_to_engines(tmp_path: Path) -> None
             router.close()
 
 
-def test_a_log_that_nobody_reads_holds_up_no_request(tmp_path: Path) -> None:
+def test_a_log_that_nobody_reads_holds_up_neither_a_request_nor_the_end(tmp_path: Path) -> None:
     with staged(tmp_path) as stage:
         stage.router.close()
         config = tmp_path / "piped.toml"
@@ -190,6 +190,8 @@ def test_a_log_that_nobody_reads_holds_up_no_request(tmp_path: Path) -> None:
                 for _ in range(600):  # 600 lines are more than a pipe holds
                     client.send(get("/health"))
                     assert client.answer().status == 200
+            process.terminate()
+            assert process.wait(15) == 0
         finally:
             process.kill()
             assert process.stdout is not None

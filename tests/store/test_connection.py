@@ -269,8 +269,10 @@ async def test_another_programs_database_is_refused_and_kept_as_it_is(tmp_path):
     again.close()
 
 
-async def test_a_folder_and_a_missing_folder_are_told_apart(tmp_path):
+async def test_what_is_no_file_and_a_missing_folder_are_told_apart(tmp_path):
     await expect_refused(tmp_path, Invalid, "is a folder")
+    os.mkfifo(tmp_path / "pipe")
+    await expect_refused(tmp_path / "pipe", Invalid, "a device or a pipe")
     await expect_refused(tmp_path / "none" / "llmgw.db", Unavailable, "does not exist")
 
 
