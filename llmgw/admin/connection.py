@@ -183,7 +183,7 @@ class Connection:
             await self._protocol.handle(Closed())
             self._handling.cancel()  # where it was the reader that closed: it reads on, and handles nothing more
         elif isinstance(event, Updated):
-            if event.idle:
+            if event.idle and not self._ended.is_set():
                 await self._idle.restart(self._tasks, self._close_when_idle)
             else:
                 await self._idle.stop()
@@ -219,6 +219,7 @@ class Connection:
             if not data:
                 break
         self._ended.set()
+        await self._idle.stop()
         await self._protocol.handle(Closed())
 
     async def _close(self) -> None:

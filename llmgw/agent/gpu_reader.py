@@ -1,4 +1,4 @@
-"""Reads the GPUs through NVML, in a process of its own: `python -m llmgw.agent.gpu_reader`.
+"""Reads the GPUs through NVML, in a process of its own, which `gpus` starts.
 
 A driver whose GPU has fallen off the bus may block its caller for ever, where no signal reaches. Then this process hangs and
 the agent does not. A line in asks, one line of JSON answers; it ends when its input does, so it never outlives the agent.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -17,6 +16,7 @@ import attrs
 import msgspec
 import trio
 
+from llmgw.agent import own_modules
 from llmgw.domain.errors import Invalid
 from llmgw.domain.ids import CPU_DEVICE, DeviceId
 from llmgw.domain.node import Device, DeviceKind
@@ -28,7 +28,7 @@ CLOSE_LIMIT_S: Final = 1.0  # a killed process is gone in milliseconds, or stuck
 ABSENT_AGAIN_S: Final = 300.0  # a machine without NVIDIA's library is asked again this seldom: somebody may install it
 ANSWER_BYTES_MAX: Final = 1024 * 1024  # 8 GPUs with a hundred processes each are 30 KiB
 UNKNOWN_GPU: Final = DeviceId("gpu-unknown")  # stands for GPUs that have never been told
-READER: Final = (sys.executable, "-m", "llmgw.agent.gpu_reader")
+READER_MODULE: Final = "llmgw.agent.gpu_reader"
 _MIB: Final = 1024 * 1024
 _KIB: Final = 1024
 
@@ -166,9 +166,9 @@ def cpu_device(memory_text: str, ours_mib: float) -> Device:
 class GpuProbe:
     """Asks the reader process; owns it. One caller at a time."""
 
-    def __init__(self, machine: Machine, reader: tuple[str, ...] = READER) -> None:
+    def __init__(self, machine: Machine, reader: tuple[str, ...] = ()) -> None:
         self._machine = machine
-        self._reader = reader
+        self._reader = reader or own_modules.command_line(READER_MODULE)
         self._process: trio.Process | None = None
         self._absent: Absent | None = None
         self._ask_at_s = 0.0

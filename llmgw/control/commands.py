@@ -17,10 +17,11 @@ from llmgw.control.sessions import Sessions
 from llmgw.domain.event import Level
 from llmgw.domain.ids import CommandId, NodeId
 from llmgw.domain.ports import Machine
-from llmgw.protocol.messages import Command, CommandResult, LeaderHello, Order, Outcome, StartReplica, StopReplica
+from llmgw.protocol.messages import Command, CommandResult, ForgetReplica, LeaderHello, Order, Outcome, StartReplica, StopReplica
 
 COMMAND_ID_BYTES: Final = 8
 OUTSTANDING_MAX: Final = 10_000  # commands whose answer is awaited; the oldest are given up with a warning
+UNKNOWN_REPLICA: Final = "unknown_replica"  # what an agent answers when it has no record of it
 log = structlog.get_logger("llmgw.commands")
 
 
@@ -80,7 +81,9 @@ class Commands:
             else:
                 self._inventory.gone(node, order.order.id)
         elif isinstance(order, StopReplica):
-            if result.code == "not_found":
+            if result.code == UNKNOWN_REPLICA:
                 self._inventory.gone(node, order.replica)
             else:
                 self._inventory.stop_sent(order.replica, sent=False)
+        elif isinstance(order, ForgetReplica) and result.code == UNKNOWN_REPLICA:
+            self._inventory.gone(node, order.replica)

@@ -25,7 +25,8 @@ from llmgw.control.holds import Holds
 from llmgw.control.inventory import Inventory
 from llmgw.control.leadership import Leadership
 from llmgw.control.nodes import Nodes
-from llmgw.control.observed import Desired, MemoryNeed, Observed, ObservedReplica, PlanSettings
+from llmgw.control.observed import Closing, Desired, MemoryNeed, Observed, ObservedReplica, PlanSettings
+from llmgw.control.planning import explain_replica
 from llmgw.control.publisher import Publisher
 from llmgw.control.reconciler import Reconciler
 from llmgw.control.router_view import acknowledged_by_all, merged_use
@@ -59,6 +60,26 @@ class Objects:
     catalog: Catalog = Catalog()
     keys: tuple[ApiKey, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
+
+
+@attrs.frozen
+class _MadeOf:
+    """What an endpoint list is made of. Unchanged parts are the same objects, so that comparing costs nothing."""
+
+    catalog: Catalog
+    choices: Mapping[str, str]
+    replicas: tuple[ObservedReplica, ...]
+    closings: tuple[Closing, ...]
+    static: tuple[Endpoint, ...]
+
+    def same(self, other: _MadeOf) -> bool:
+        return (
+            self.catalog is other.catalog
+            and self.choices is other.choices
+            and self.replicas is other.replicas
+            and self.static is other.static
+            and [closing.replica for closing in self.closings] == [closing.replica for closing in other.closings]
+        )
 
 
 def plan_settings(settings: Settings) -> PlanSettings:
@@ -107,6 +128,7 @@ class Controller:
         self._secret = secret
         self._policy_sinks: list[PolicySink] = []
         self._usage_sources: list[UsageSource] = []
+        self._list: tuple[_MadeOf, dict[str, Reason | None], EndpointList] | None = None
         self._needs: tuple[Catalog, Mapping[str, MemoryNeed]] | None = None
         self.inventory = Inventory(machine.now_s, self._changed)
         self.leadership = Leadership(
@@ -196,16 +218,18 @@ class Controller:
         return merged_use(self._usage_sources) if self._usage_sources else {}
 
     def replicas(self) -> tuple[ObservedReplica, ...]:
-        """For people: a replica on its way out reads as draining, with why."""
+        """For people: with ages of now, and one on its way out reads as draining, with why."""
         observed = self.observe()
+        now_s = self.machine.now_s()
         closing = {closing.replica: closing for closing in observed.closings}
         shown = []
         for replica in observed.replicas:
             leaving = closing.get(replica.id)
+            report = attrs.evolve(replica.report, age_s=now_s - replica.since_s)
             if leaving is not None and replica.state is ReplicaState.READY:
-                report = attrs.evolve(replica.report, reason=leaving.why)
-                replica = attrs.evolve(replica, state=ReplicaState.DRAINING, report=report)
-            shown.append(replica)
+                report = attrs.evolve(report, reason=leaving.why)
+                replica = attrs.evolve(replica, state=ReplicaState.DRAINING)
+            shown.append(attrs.evolve(replica, report=report))
         return tuple(shown)
 
     def replica(self, replica_id: str) -> ObservedReplica:
@@ -225,8 +249,10 @@ class Controller:
             ready = sum(replica.state is ReplicaState.READY for replica in self.replicas() if replica.model == spec.name)
             return found or Reason(of, f"{ready} of {spec.replicas.count} replicas ready; nothing is to be done")
         replica = self.replica(name)
-        found = self.reconciler.reasons.get(of)
-        return found or Reason(of, f"{replica.state.value}: {replica.report.reason or 'nothing is to be done'}")
+        if (found := self.reconciler.reasons.get(of)) is not None:
+            return found
+        nodes = {node.id: node for node in self.observe().nodes}
+        return explain_replica(replica, nodes.get(replica.node))
 
     # --- operators' orders that are neither nodes', models' nor holds'
 
@@ -316,8 +342,20 @@ class Controller:
         return self.leadership.token if self.leadership.is_leader else None
 
     def _build_list(self) -> EndpointList:
-        static = self._objects.endpoints if self.file else ()
-        return build_list(self.live.current, self.models.choices, self.observe(), self.reconciler.reasons, static, self._secret)
+        """The list, made anew only when something that it is made of has changed."""
+        observed = self.observe()
+        made_of = _MadeOf(
+            self.live.current, self.models.choices, observed.replicas, observed.closings, self._objects.endpoints if self.file else ()
+        )
+        reasons = self.reconciler.reasons
+        if self._list is not None and self._list[0].same(made_of):
+            why = {name: reasons.get(name) for name in self._list[1]}
+            if why == self._list[1]:
+                return self._list[2]
+        endpoints = build_list(made_of.catalog, made_of.choices, observed, reasons, made_of.static, self._secret)
+        why = {f"model/{absence.names[0]}": reasons.get(f"model/{absence.names[0]}") for absence in endpoints.absences}
+        self._list = (made_of, why, endpoints)
+        return endpoints
 
     def _publish(self) -> None:
         self.publisher.publish_now()

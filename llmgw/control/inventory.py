@@ -6,7 +6,7 @@ decides nothing; `observe` hands the planner immutable values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import attrs
@@ -38,6 +38,7 @@ class NodeEntry:
     replicas: dict[ReplicaId, ReplicaReport] = attrs.Factory(dict)
     reported_s: dict[ReplicaId, float] = attrs.Factory(dict)  # when each report came, so that its age goes on
     ordered: dict[ReplicaId, tuple[ReplicaOrder, float]] = attrs.Factory(dict)  # sent, not yet reported
+    seen: tuple[NodeState, tuple[ObservedReplica, ...]] | None = None  # what `observe` last made of it; None after a change
 
 
 @attrs.define
@@ -59,6 +60,9 @@ class Inventory:
         self._refusals: dict[tuple[NodeId, str, str], tuple[str, float]] = {}
         self._taken_ports: dict[NodeId, dict[int, float]] = {}
         self._drains: set[ReplicaId] = set()
+        # The same tuple for as long as nothing in it has changed: the publisher and the planner know by that that nothing has.
+        self._observed: tuple[ObservedReplica, ...] = ()
+        self._observed_of = 0  # nodes
 
     # --- what comes in
 
@@ -108,6 +112,7 @@ class Inventory:
         entry = self._nodes[node]
         now_s = self._now_s()
         entry.facts = message.facts
+        entry.seen = None
         entry.replicas = {report.order.id: report for report in message.replicas}
         entry.reported_s = dict.fromkeys(entry.replicas, now_s)
         if token is not None and (message.epoch, message.owner) == (token.epoch, token.owner):
@@ -122,6 +127,7 @@ class Inventory:
     def report(self, node: NodeId, report: ReplicaReport) -> None:
         """One replica's news."""
         entry = self._nodes[node]
+        entry.seen = None
         entry.replicas[report.order.id] = report
         entry.reported_s[report.order.id] = self._now_s()
         entry.ordered.pop(report.order.id, None)
@@ -130,6 +136,7 @@ class Inventory:
     def gone(self, node: NodeId, replica: ReplicaId) -> None:
         """The agent has dropped its record."""
         entry = self._nodes[node]
+        entry.seen = None
         entry.replicas.pop(replica, None)
         entry.reported_s.pop(replica, None)
         entry.ordered.pop(replica, None)
@@ -138,11 +145,14 @@ class Inventory:
 
     def order(self, node: NodeId, order: ReplicaOrder) -> None:
         """A start was sent: the replica is pending until its agent reports it or refuses."""
-        self._nodes[node].ordered[order.id] = (order, self._now_s())
+        entry = self._nodes[node]
+        entry.seen = None
+        entry.ordered[order.id] = (order, self._now_s())
 
     def refuse(self, node: NodeId, replica: ReplicaId, code: str, text: str) -> None:
         """The agent said no to a start. It is believed: the order is off, and its cause is kept for a while."""
         entry = self._nodes[node]
+        entry.seen = None
         ordered = entry.ordered.pop(replica, None)
         if ordered is not None:
             order, until_s = ordered[0], self._now_s() + REFUSAL_S
@@ -163,6 +173,8 @@ class Inventory:
     def drain_replica(self, replica: ReplicaId) -> None:
         """An operator asks for this one to go; another takes its place first where there is room."""
         self._drains.add(replica)
+        if (found := self.find(replica)) is not None:
+            self._nodes[found[0]].seen = None
         self._changed()
 
     # --- on the way out
@@ -231,7 +243,8 @@ class Inventory:
         now_s = self._now_s()
         self._refusals = {key: value for key, value in self._refusals.items() if value[1] > now_s}
         nodes: list[ObservedNode] = []
-        replicas: list[ObservedReplica] = []
+        replicas: list[tuple[ObservedReplica, ...]] = []
+        same = True
         for node_id, entry in sorted(self._nodes.items(), key=lambda item: (item[1].facts.name, item[0])):
             row = stored.get(node_id)
             unheard_s = now_s - entry.heard_s
@@ -258,15 +271,13 @@ class Inventory:
                     taken_ports=frozenset(port for port, until_s in ports.items() if until_s > now_s),
                 )
             )
-            for replica_id, report in sorted(entry.replicas.items()):
-                lost = state is NodeState.LOST and report.state not in _HIDDEN_WHEN_LOST
-                age_s = report.age_s + now_s - entry.reported_s[replica_id]
-                shown = ReplicaState.LOST if lost else report.state
-                replicas.append(ObservedReplica(node_id, attrs.evolve(report, age_s=age_s), shown, replica_id in self._drains))
-            for _, (order, sent_s) in sorted(entry.ordered.items()):
-                if state is not NodeState.LOST:
-                    pending = ReplicaReport(order, ReplicaState.PENDING, "ordered", age_s=now_s - sent_s, attempt=0)
-                    replicas.append(ObservedReplica(node_id, pending, ReplicaState.PENDING))
+            if entry.seen is None or entry.seen[0] is not state:
+                entry.seen = (state, tuple(self._observe_replicas(node_id, entry, state)))
+                same = False
+            replicas.append(entry.seen[1])
+        if not same or len(replicas) != self._observed_of:
+            self._observed = tuple(replica for of_node in replicas for replica in of_node)
+            self._observed_of = len(replicas)
         closings = tuple(
             Closing(
                 replica=replica_id,
@@ -280,4 +291,14 @@ class Inventory:
             for replica_id, entry in sorted(self._closings.items())
         )
         refusals = tuple(Refusal(node, model, digest, text) for (node, model, digest), (text, _) in sorted(self._refusals.items()))
-        return Observed(tuple(nodes), tuple(replicas), closings, refusals)
+        return Observed(tuple(nodes), self._observed, closings, refusals)
+
+    def _observe_replicas(self, node: NodeId, entry: NodeEntry, state: NodeState) -> Iterator[ObservedReplica]:
+        for replica, report in sorted(entry.replicas.items()):
+            lost = state is NodeState.LOST and report.state not in _HIDDEN_WHEN_LOST
+            shown = ReplicaState.LOST if lost else report.state
+            yield ObservedReplica(node, report, shown, entry.reported_s[replica] - report.age_s, replica in self._drains)
+        for _, (order, sent_s) in sorted(entry.ordered.items()):
+            if state is not NodeState.LOST:
+                pending = ReplicaReport(order, ReplicaState.PENDING, "ordered", attempt=0)
+                yield ObservedReplica(node, pending, ReplicaState.PENDING, sent_s)

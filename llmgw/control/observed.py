@@ -1,7 +1,6 @@
 """What the planner reads: what is asked for, and what was last reported, as immutable values.
 
-Ages and remaining times are seconds; nothing here is a point in time. Sorted by their makers, so that equal worlds are
-equal values.
+Sorted by their makers, so that equal worlds are equal values.
 """
 
 from __future__ import annotations
@@ -80,11 +79,16 @@ class ObservedNode:
 
 @attrs.frozen
 class ObservedReplica:
-    """A replica as last reported, or as ordered and not yet reported (PENDING). `state` is LOST while its node is."""
+    """A replica as last reported, or as ordered and not yet reported (PENDING). `state` is LOST while its node is.
+
+    `since_s` is when it entered the reported state, on this machine's clock: it stands still, so that an unchanged replica is
+    the same value at every look. `report.age_s` is of when the report came.
+    """
 
     node: NodeId
     report: ReplicaReport
     state: ReplicaState
+    since_s: float = 0.0
     ordered_to_drain: bool = False  # an operator asked for this one to go
 
     @property

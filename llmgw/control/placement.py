@@ -5,7 +5,8 @@ It never promises more memory on a device than the device has, and shares a GPU 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -21,6 +22,11 @@ from llmgw.domain.replica import ReplicaOrder, ReplicaState
 HOLDS_MEMORY: Final = frozenset(
     {ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.LOST}
 )
+# What others hold on a device changes by a few MiB at every look (a display, a driver). Rounded up, equal GPUs stay equal, and
+# a promise leaves room for the next few. Chosen: 0.3 % of an 80 GiB GPU.
+FOREIGN_STEP_MIB: Final = 256
+REJECTIONS_MAX: Final = 64  # nodes up to which a successful placement also tells why each other node was not taken
+_UNSEEN: Final = object()
 UNSTATED: Final = MemoryNeed(512, "512 MiB where nothing is known")
 
 
@@ -57,39 +63,74 @@ def need_of(profile: Profile, desired: Desired) -> MemoryNeed:
 
 
 class _NodeLedger:
-    """What one node has given away. `version` rises with each change, so that an earlier look at the node can be kept."""
+    """What one node has given away, and its signature: nodes of equal signature take the same profiles, equally well."""
 
-    def __init__(self, node: ObservedNode) -> None:
+    def __init__(self, node: ObservedNode, domain: str) -> None:
         self.node = node
-        self.version = 0
+        self.domain = domain
         self.shares: dict[DeviceId, list[Share]] = {}
         self.ports: set[int] = set(node.taken_ports)
         self.closed: dict[tuple[str, str], str] = {}
-        self.siblings: dict[str, int] = {}
+        self.key = (node.name, node.id)
 
     def take(self, order: ReplicaOrder, memory_mib: int) -> None:
         each = per_device_mib(memory_mib, len(order.devices))
         shared = order.profile.share_gpu or order.profile.gpus == 0
         for device in order.devices:
             self.shares.setdefault(device, []).append(Share(each, shared))
-        self.siblings[order.model] = self.siblings.get(order.model, 0) + 1
         self.ports.add(order.port)
-        self.version += 1
 
     def free_mib(self, device: Device) -> int:
-        """All of a device's memory, less what others hold, less what ours were promised."""
-        return device.total_mib - device.foreign_mib - sum(share.mib for share in self.shares.get(device.id, ()))
+        """All of a device's memory, less what others hold (rounded up), less what ours were promised."""
+        given = self.shares.get(device.id)
+        others = -(-device.foreign_mib // FOREIGN_STEP_MIB) * FOREIGN_STEP_MIB
+        return device.total_mib - others - (sum(share.mib for share in given) if given else 0)
+
+    def idle_gpus(self) -> int:
+        return sum(device.kind is DeviceKind.GPU and device.id not in self.shares for device in self.node.facts.devices)
+
+    def signature(self) -> tuple[object, ...]:
+        node, facts = self.node, self.node.facts
+        devices = tuple(
+            (device.kind, device.known, self.free_mib(device), tuple(share.shared for share in self.shares.get(device.id, ())))
+            for device in facts.devices
+        )
+        first, last = facts.ports
+        room = any(port not in self.ports for port in range(first, last + 1))
+        return (
+            node.state, node.connected, node.cordoned, node.draining, facts.facility, self.domain, tuple(sorted(facts.labels.items())),
+            tuple(engine.name for engine in facts.engines), devices, room,
+        )  # fmt: skip
+
+
+class _Bucket:
+    """Nodes of one signature, sorted by name."""
+
+    def __init__(self, domain: str) -> None:
+        self.domain = domain
+        self.nodes: list[tuple[tuple[str, NodeId], _NodeLedger]] = []
+
+    def add(self, at: _NodeLedger) -> None:
+        bisect.insort(self.nodes, (at.key, at), key=lambda item: item[0])
+
+    def remove(self, at: _NodeLedger) -> None:
+        del self.nodes[bisect.bisect_left(self.nodes, at.key, key=lambda item: item[0])]
 
 
 class Ledger:
-    """The cluster's devices, ports and closures while one plan is made: every placement of the plan is entered at once."""
+    """The cluster's devices, ports and closures while one plan is made: every placement of the plan is entered at once.
+
+    Nodes are kept in buckets of equal signature, so that a plan's cost grows with the kinds of node there are.
+    """
 
     def __init__(self, desired: Desired, observed: Observed) -> None:
         self._desired = desired
-        ordered = sorted(observed.nodes, key=lambda node: (node.name, node.id))
-        self._nodes = {node.id: _NodeLedger(node) for node in ordered}
         self._holds = {hold.facility: hold for hold in reversed(desired.holds)}
-        self._looked: dict[tuple[NodeId, str, str], tuple[int, Place | Rejection]] = {}
+        by = desired.settings.spread
+        self._nodes: dict[NodeId, _NodeLedger] = {}
+        for node in sorted(observed.nodes, key=lambda node: (node.name, node.id)):
+            self._nodes[node.id] = _NodeLedger(node, node.facts.facility if by == "facility" else node.facts.labels.get(by, ""))
+        self._siblings: dict[str, dict[NodeId, int]] = {}
         for replica in observed.replicas:
             at = self._nodes.get(replica.node)
             if at is None:
@@ -97,6 +138,7 @@ class Ledger:
             order = replica.report.order
             if replica.state in HOLDS_MEMORY or replica.report.pid:
                 at.take(order, max(order.memory_mib, replica.report.memory_mib))
+                self._count(order.model, replica.node)
             elif replica.state is ReplicaState.FAILED:
                 at.ports.add(order.port)
                 # Used its attempts here: closed until the model changes or somebody asks.
@@ -104,40 +146,97 @@ class Ledger:
         for refusal in observed.refusals:
             if refusal.node in self._nodes:
                 self._nodes[refusal.node].closed[refusal.model, refusal.digest] = f"the agent refused: {refusal.text}"
+        self._buckets: dict[tuple[object, ...], _Bucket] = {}
+        self._bucket_of: dict[NodeId, tuple[object, ...]] = {}
+        for at in self._nodes.values():
+            self._sort_in(at)
+        self._fits: dict[tuple[str, tuple[object, ...]], Place | None] = {}
 
     def place(self, model: ModelSpec, profile: Profile) -> tuple[Place | None, tuple[Rejection, ...]]:
-        """The best place for one more replica of this profile, and why each other node was not one.
+        """The best place for one more replica of this profile, and why other nodes were not one.
 
-        Same ledger, same answer. The caller enters what it takes with `enter`.
+        All of them where there is no place; beside a place only in clusters of up to REJECTIONS_MAX nodes. Same ledger, same
+        answer. The caller enters what it takes with `enter`.
         """
-        best: tuple[tuple[float | str, ...], Place] | None = None
-        rejections: list[Rejection] = []
-        in_domain: dict[str, int] = {}
-        for at in self._nodes.values():
-            if count := at.siblings.get(model.name, 0):
-                domain = self._domain(at.node)
-                in_domain[domain] = in_domain.get(domain, 0) + count
         digest = profile.digest()
         need = need_of(profile, self._desired)
-        for at in self._nodes.values():
-            key = (at.node.id, model.name, digest)
-            looked = self._looked.get(key)
-            if looked is None or looked[0] != at.version:
-                looked = self._looked[key] = (at.version, self._fit(at, model, profile, digest, need))
-            found = looked[1]
-            if isinstance(found, Rejection):
-                rejections.append(found)
+        siblings = self._siblings.get(model.name, {})
+        in_domain: dict[str, int] = {}
+        for node, count in siblings.items():
+            domain = self._nodes[node].domain
+            in_domain[domain] = in_domain.get(domain, 0) + count
+        best: tuple[tuple[float | str, ...], _NodeLedger] | None = None
+        for signature, bucket in self._buckets.items():
+            candidate = self._candidate(bucket, siblings, (model.name, digest))
+            if candidate is None:
                 continue
-            score = self._score(at, model, in_domain.get(self._domain(at.node), 0), found)
+            fit = self._fits.get((digest, signature), _UNSEEN)
+            if fit is _UNSEEN:
+                found = self._fit(candidate, profile, need)
+                fit = self._fits[digest, signature] = found if isinstance(found, Place) else None
+            if not isinstance(fit, Place):
+                continue
+            score = self._score(candidate, siblings, in_domain.get(bucket.domain, 0), fit)
             if best is None or score < best[0]:
-                best = (score, found)
-        return (best[1] if best else None), tuple(rejections)
+                best = (score, candidate)
+        if best is None:
+            return None, self._rejections(model, profile, digest, need)
+        place = self._fit(best[1], profile, need)
+        assert isinstance(place, Place), "nodes of one signature take the same profiles"
+        few = len(self._nodes) <= REJECTIONS_MAX
+        return place, self._rejections(model, profile, digest, need) if few else ()
 
     def enter(self, node: NodeId, order: ReplicaOrder) -> None:
         """This order is now part of the plan: what it takes is no longer there for the next."""
-        self._nodes[node].take(order, order.memory_mib)
+        at = self._nodes[node]
+        signature = self._bucket_of[node]
+        bucket = self._buckets[signature]
+        bucket.remove(at)
+        if not bucket.nodes:
+            del self._buckets[signature]
+        at.take(order, order.memory_mib)
+        self._count(order.model, node)
+        self._sort_in(at)
 
-    def _fit(self, at: _NodeLedger, model: ModelSpec, profile: Profile, digest: str, need: MemoryNeed) -> Place | Rejection:
+    def _sort_in(self, at: _NodeLedger) -> None:
+        signature = at.signature()
+        self._bucket_of[at.node.id] = signature
+        bucket = self._buckets.get(signature)
+        if bucket is None:
+            bucket = self._buckets[signature] = _Bucket(at.domain)
+        bucket.add(at)
+
+    def _count(self, model: str, node: NodeId) -> None:
+        of_model = self._siblings.setdefault(model, {})
+        of_model[node] = of_model.get(node, 0) + 1
+
+    @staticmethod
+    def _candidate(bucket: _Bucket, siblings: Mapping[NodeId, int], closed: tuple[str, str]) -> _NodeLedger | None:
+        """The bucket's best node for a model: without a sibling if there is one, else with the fewest; then by name."""
+        best: _NodeLedger | None = None
+        fewest = 0
+        for _, at in bucket.nodes:
+            if closed in at.closed:
+                continue
+            count = siblings.get(at.node.id, 0)
+            if count == 0:
+                return at
+            if best is None or count < fewest:
+                best, fewest = at, count
+        return best
+
+    def _rejections(self, model: ModelSpec, profile: Profile, digest: str, need: MemoryNeed) -> tuple[Rejection, ...]:
+        found: list[Rejection] = []
+        for at in self._nodes.values():
+            looked = self._fit(at, profile, need)
+            if isinstance(looked, Rejection):
+                found.append(looked)
+            elif closed := at.closed.get((model.name, digest)):
+                found.append(Rejection(at.node.name, Filter.CLOSED, closed))
+        return tuple(found)
+
+    def _fit(self, at: _NodeLedger, profile: Profile, need: MemoryNeed) -> Place | Rejection:
+        """Can this node take it? Depends on nothing that is not in the node's signature, but for which devices and port."""
         node, facts = at.node, at.node.facts
 
         def no(which: Filter, text: str) -> Rejection:
@@ -156,8 +255,6 @@ class Ledger:
                 return no(Filter.SELECTOR, f"label {key} is {facts.labels.get(key, '')!r}, the profile asks for {value!r}")
         if profile.engine != "command" and all(engine.name != profile.engine for engine in facts.engines):
             return no(Filter.ENGINE, f"engine {profile.engine!r} was not found on the node")
-        if closed := at.closed.get((model.name, digest)):
-            return no(Filter.CLOSED, closed)
         devices = _pick_devices(at, profile, need)
         if isinstance(devices, Rejection):
             return devices
@@ -168,15 +265,11 @@ class Ledger:
         text = f"{need.mib} MiB ({need.origin}) on {', '.join(device.name for device in devices)} of {node.name}"
         return Place(node.id, tuple(device.id for device in devices), port, need.mib, left_mib, text)
 
-    def _domain(self, node: ObservedNode) -> str:
-        by = self._desired.settings.spread
-        return node.facts.facility if by == "facility" else node.facts.labels.get(by, "")
-
-    def _score(self, at: _NodeLedger, model: ModelSpec, in_domain: int, place: Place) -> tuple[float | str, ...]:
+    def _score(self, at: _NodeLedger, siblings: Mapping[NodeId, int], in_domain: int, fit: Place) -> tuple[float | str, ...]:
         """Lower is better: spread over domains, then over nodes, then pack (or not), then the name."""
-        idle_gpus = sum(device.kind is DeviceKind.GPU and not at.shares.get(device.id) for device in at.node.facts.devices)
-        packing = (idle_gpus, place.left_mib) if self._desired.settings.pack else (-idle_gpus, -place.left_mib)
-        return (in_domain, at.siblings.get(model.name, 0), *packing, at.node.name, at.node.id)
+        idle_gpus = at.idle_gpus()
+        packing = (idle_gpus, fit.left_mib) if self._desired.settings.pack else (-idle_gpus, -fit.left_mib)
+        return (in_domain, siblings.get(at.node.id, 0), *packing, *at.key)
 
 
 def _pick_devices(at: _NodeLedger, profile: Profile, need: MemoryNeed) -> tuple[Device, ...] | Rejection:

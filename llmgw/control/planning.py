@@ -33,13 +33,22 @@ _OVER: Final = frozenset({_S.STOPPED, _S.FAILED})
 class _Draft:
     """A plan in the making; local to one call of `plan_replicas`."""
 
-    ledger: Ledger
     fresh: Iterator[str]
     starts_left: int
     blocked: str  # why nothing may be started anywhere now, or ""
     actions: list[Action] = attrs.Factory(list)
     reasons: list[Reason] = attrs.Factory(list)
     under_way: bool = False
+    desired: Desired = attrs.field(kw_only=True)
+    observed: Observed = attrs.field(kw_only=True)
+    _ledger: Ledger | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """Made when something is to be placed: most plans place nothing."""
+        if self._ledger is None:
+            self._ledger = Ledger(self.desired, self.observed)
+        return self._ledger
 
     def say(self, of: str, text: str, rejections: tuple[Rejection, ...] = ()) -> None:
         self.reasons.append(Reason(of, text, rejections))
@@ -49,7 +58,8 @@ def plan_replicas(desired: Desired, observed: Observed, fresh_ids: Iterator[str]
     """The plan. `fresh_ids` yields 8 hex digits per replica that may be started; it must not run out."""
     live = sum(replica.state in _COMING for replica in observed.replicas)
     draft = _Draft(
-        ledger=Ledger(desired, observed),
+        desired=desired,
+        observed=observed,
         fresh=fresh_ids,
         starts_left=max(0, desired.settings.starts_max - live),
         blocked=_barrier(desired, observed),
@@ -64,10 +74,37 @@ def plan_replicas(desired: Desired, observed: Observed, fresh_ids: Iterator[str]
     for name in sorted(by_model.keys() - {model.name for model in desired.catalog.models}):
         _tear_down(draft, name, by_model[name], closing, nodes, desired)
     for model in desired.catalog.models:
-        _plan_model(draft, model, by_model.get(model.name, []), closing, nodes, desired, observed)
+        of_model = by_model.get(model.name, [])
+        if not _is_settled(model, of_model, closing, nodes, desired):
+            _plan_model(draft, model, of_model, closing, nodes, desired, observed)
     busy = draft.under_way or bool(draft.actions or observed.refusals) or bool(draft.blocked)
     again_s = CLOSING_LOOK_AGAIN_S if observed.closings else LOOK_AGAIN_S if busy else IDLE_LOOK_AGAIN_S
     return Plan(tuple(draft.actions), tuple(draft.reasons), again_s)
+
+
+def _is_settled(
+    model: ModelSpec,
+    replicas: Sequence[ObservedReplica],
+    closing: dict[ReplicaId, Closing],
+    nodes: dict[NodeId, ObservedNode],
+    desired: Desired,
+) -> bool:
+    """The common case, told apart quickly: as many ready replicas of the preferred profile as wanted, and none to move."""
+    if len(replicas) != model.replicas.count or not replicas:
+        return False
+    profile = model.preferred(desired.choices.get(model.name))
+    drained = {hold.facility for hold in desired.holds if hold.drain}
+    digest = profile.digest()
+    for replica in replicas:
+        if replica.state is not _S.READY or replica.ordered_to_drain or replica.id in closing:
+            return False
+        node = nodes.get(replica.node)
+        if node is None or node.draining or (drained and node.facts.facility in drained):
+            return False
+        running = replica.report.order.profile
+        if running is not profile and running.digest() != digest:
+            return False
+    return profile.engine != "openai"
 
 
 def _barrier(desired: Desired, observed: Observed) -> str:
@@ -165,8 +202,8 @@ def _plan_model(
     current = [replica for replica in staying if replica.report.order.profile.digest() in usable]
     outdated = [replica for replica in staying if replica not in current]
     wanted = model.replicas.count
-    for replica in live:
-        _explain(draft, replica, nodes, leaving)
+    for replica in leaving:
+        draft.reasons.append(explain_replica(replica, nodes.get(replica.node), leaving=True))
     if any(replica.state in _COMING for replica in live):
         draft.under_way = True
 
@@ -215,18 +252,18 @@ def _node_is_left(replica: ObservedReplica, nodes: dict[NodeId, ObservedNode], d
 def _least_worth_keeping(replica: ObservedReplica) -> tuple[bool, bool, float, str]:
     """Whatever is not ready goes first, then what is out of rotation, then the youngest."""
     report = replica.report
-    return (replica.state is _S.READY, report.in_rotation, report.age_s if replica.state is _S.READY else 0.0, replica.id)
+    return (replica.state is _S.READY, report.in_rotation, -replica.since_s if replica.state is _S.READY else 0.0, replica.id)
 
 
-def _explain(draft: _Draft, replica: ObservedReplica, nodes: dict[NodeId, ObservedNode], leaving: Sequence[ObservedReplica]) -> None:
-    node = nodes.get(replica.node)
-    where = node.name if node else replica.node
+def explain_replica(replica: ObservedReplica, node: ObservedNode | None, leaving: bool = False) -> Reason:
+    """Where a replica is, and with what. The plan gives it for those that move; for one that stays this is all there is."""
     order = replica.report.order
     devices = ", ".join(order.devices)
-    text = f"{replica.state.value} on {where}, profile {order.profile.name!r}, {order.memory_mib} MiB on {devices}, port {order.port}"
-    if replica in leaving:
+    text = f"{replica.state.value} on {node.name if node else replica.node}, profile {order.profile.name!r}"
+    text += f", {order.memory_mib} MiB on {devices}, port {order.port}"
+    if leaving:
         text += "; it is to leave"
-    draft.say(f"replica/{replica.id}", text + (f"; {replica.report.reason}" if replica.report.reason else ""))
+    return Reason(f"replica/{replica.id}", text + (f"; {replica.report.reason}" if replica.report.reason else ""))
 
 
 def _start_missing(

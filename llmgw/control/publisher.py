@@ -69,7 +69,8 @@ class Publisher:
         if token is None:
             return
         endpoints = self._build()
-        fingerprint = endpoints.fingerprint()
+        # An unchanged list comes as the same object; hashing 5,000 endpoints once a second would be most of our work at rest.
+        fingerprint = self._fingerprint if endpoints is self.current and self.generation else endpoints.fingerprint()
         if fingerprint != self._fingerprint or self.generation == 0:
             self._fingerprint = fingerprint
             self.generation += 1

@@ -130,7 +130,7 @@ class SimReplicas:
     def _find(self, replica: ReplicaId) -> _Running:
         one = self._running.get(replica)
         if one is None:
-            raise NotFound(f"there is no replica {replica}")
+            raise NotFound(f"there is no replica {replica}", code="unknown_replica")
         return one
 
     async def _live(self, replica: ReplicaId) -> None:

@@ -70,6 +70,15 @@ async def test_two_pipelined_requests_are_both_answered_in_order(admin):
         assert (await read_answer(stream, buffer)).status == 404
 
 
+async def test_an_idle_client_that_leaves_takes_its_connection_with_it(admin):
+    stream = await admin.connect()
+    await stream.send_all(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+    await read_answer(stream)
+    assert admin.app.open_connections == 1
+    await stream.aclose()
+    await until(lambda: admin.app.open_connections == 0, "the connection has ended")
+
+
 async def test_a_request_behind_one_that_ends_the_connection_leaves_nothing_open(admin):
     pipelined = f"GET /api/v1/status HTTP/1.1\r\nHost: a\r\n{AUTH}\r\n".encode()
     async with await admin.connect() as stream:

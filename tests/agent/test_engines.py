@@ -18,6 +18,7 @@ from llmgw.agent.engines.metrics import samples
 from llmgw.agent.engines.probes import probe
 from llmgw.agent.engines.registry import ENGINES
 from llmgw.agent.engines.xllamacpp import XllamacppEngine, options
+from llmgw.agent.own_modules import command_line
 from llmgw.domain.errors import Invalid
 from llmgw.domain.model import ModelKind
 from tests.agent.harness import changed, order
@@ -76,7 +77,7 @@ def test_a_profile_may_set_what_it_likes_but_not_the_secret_or_the_start_token()
 
 def test_xllamacpp_gets_everything_from_the_environment() -> None:
     launch = XllamacppEngine().launch(place(engine="xllamacpp", command=(), args=("--ctx-size", "2048")))
-    assert launch.argv == (sys.executable, "-m", "llmgw.agent.engines.xllamacpp_server", "--ctx-size", "2048")
+    assert launch.argv == (*command_line("llmgw.agent.engines.xllamacpp_server"), "--ctx-size", "2048")
     assert json.loads(launch.env["LLMGW_ENGINE_NAMES"]) == ["m1"]
     assert launch.env["LLMGW_API_KEY"] == "s3cr3t"
 

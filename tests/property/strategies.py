@@ -31,7 +31,7 @@ class PlanWorld:
         for action in plan.actions:
             match action:
                 case Start(node, order, _):
-                    replicas[order.id] = ObservedReplica(node, ReplicaReport(order, S.READY, age_s=1.0, pid=1), S.READY)
+                    replicas[order.id] = ObservedReplica(node, ReplicaReport(order, S.READY, pid=1), S.READY, since_s=1.0)
                 case Withdraw(_, replica, why, deadline_s):
                     closings[replica] = Closing(replica, why, let_go=True, left_s=deadline_s)
                 case Stop(_, replica, _, _) | Forget(_, replica, _):
@@ -145,8 +145,8 @@ def plan_worlds(draw: st.DrawFn) -> PlanWorld:
             state = draw(st.sampled_from((S.READY,) * 5 + (S.PENDING, S.STARTING, S.LOADING, S.FAILED, S.STOPPED, S.DRAINING)))
             shown = S.LOST if node.state is NodeState.LOST and state not in (S.FAILED, S.STOPPED) else state
             pid = 0 if state in (S.FAILED, S.STOPPED) else 100 + index
-            report = ReplicaReport(order, state, age_s=float(index), pid=pid, attempt=1)
-            replicas.append(ObservedReplica(node.id, report, shown, ordered_to_drain=draw(st.integers(0, 9)) == 0))
+            report = ReplicaReport(order, state, pid=pid, attempt=1)
+            replicas.append(ObservedReplica(node.id, report, shown, since_s=-float(index), ordered_to_drain=draw(st.integers(0, 9)) == 0))
             if state is S.READY and draw(st.integers(0, 5)) == 0:
                 closings.append(Closing(order.id, "because", draw(st.booleans()), draw(st.sampled_from((5.0, -1.0)))))
     needs = {profile.digest(): MemoryNeed(600, "test") for model in catalog.models for profile in model.profiles}

@@ -166,17 +166,23 @@ def test_a_hang_up_at_any_point_of_the_exchange_leaves_nothing_behind(patient: S
 
 
 def test_a_hang_up_while_the_body_goes_out_ends_the_upload(patient: Stage) -> None:
+    release = threading.Event()
     patient.u1.read_body = False
-    patient.u1.script = [["w", 15000]]
+    patient.u1.script = [["hold", release]]
     patient.u1.log.clear()
+    before = patient.router.descriptors()
     try:
         client = patient.router.client()
-        client.send(post(CHAT.replace(b'"hi"', b'"' + b"a" * 20_000_000 + b'"')))
-        until(lambda: patient.u1.requests, "the engine has the head")
+        client.send(post(CHAT.replace(b'"hi"', b'"' + b"a" * 20_000_000 + b'"'), "X-Request-Id: left-while-sending\r\n"))
+        until(lambda: patient.u1.requests, "the engine has the head, and reads no further")
+        assert patient.router.metric("llmgw_inflight") == 1
         client.close()
-        until(lambda: patient.u1.count("closed"), "the engine is let go")
+        assert "status=499" in patient.router.log_line("left-while-sending")
         patient.router.at_rest()
+        until(lambda: patient.router.descriptors() <= before, "the engine's connection is closed")
+        assert not release.is_set()
     finally:
+        release.set()
         patient.u1.read_body = True
 
 

@@ -259,7 +259,7 @@ def test_an_early_answer_to_a_long_upload_reaches_the_client(stage: Stage) -> No
 
 def test_an_early_answer_on_a_connection_that_stays_open_reaches_the_client_too(stage: Stage) -> None:
     stage.u1.read_body = False
-    stage.u1.script = [OK, ["w", 5000]]
+    stage.u1.script = [OK, ["w", 300]]
     body = CHAT.replace(b'"hi"', b'"' + b"a" * 20_000_000 + b'"')
     got = stage.router.ask(post(body))
     assert (got.status, got.body.decode()) == (200, OK_BODY)

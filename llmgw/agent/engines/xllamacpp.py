@@ -14,6 +14,7 @@ from typing import Final
 
 import attrs
 
+from llmgw.agent import own_modules
 from llmgw.agent.engines.description import KEY_VARIABLE, Counters, Launch, Place
 from llmgw.agent.engines.metrics import samples
 from llmgw.domain.errors import Invalid
@@ -96,7 +97,7 @@ class XllamacppEngine:
             env[EMBEDDING_VARIABLE] = "1"
         if order.kind in (ModelKind.RERANK, ModelKind.SCORE):
             env[RERANK_VARIABLE] = "1"
-        start = order.engine_command or (place.python, "-m", ENTRY_MODULE)
+        start = order.engine_command or own_modules.command_line(ENTRY_MODULE, place.python)
         return Launch((*start, *order.profile.args), env)
 
     def counters(self, text: str) -> Counters | None:

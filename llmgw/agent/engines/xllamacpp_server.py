@@ -1,4 +1,4 @@
-"""Entry module of engine `xllamacpp`: `python -m llmgw.agent.engines.xllamacpp_server [llama.cpp options]`.
+"""Entry module of engine `xllamacpp`, run by `agent.own_modules` with llama.cpp's options as arguments.
 
 A process of its own, so that a crash of llama.cpp is an engine's crash. It lives on when the agent dies, and ends on
 SIGTERM. Its secret, names, port and checkpoint come from the environment, never from argv.
@@ -63,7 +63,7 @@ def start_again_with_openmp() -> None:
         return
     path = ":".join(part for part in (folder, os.environ.get("LD_LIBRARY_PATH", "")) if part)
     environment = {**os.environ, "LD_LIBRARY_PATH": path, RETRIED_VARIABLE: "1"}
-    os.execve(sys.executable, [sys.executable, "-m", description.ENTRY_MODULE, *sys.argv[1:]], environment)
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def main() -> int:
