@@ -61,7 +61,7 @@ COMPILE := PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= $(BIN)/pip-compile --quiet 
 	--no-header --no-annotate --no-emit-options
 
 lock: $(VENV)/.dev
-	$(COMPILE) --extra build --output-file requirements-base.lock pyproject.toml
+	$(COMPILE) --output-file requirements-base.lock pyproject.toml
 	$(COMPILE) --extra build --extra demo --output-file requirements.lock pyproject.toml
 	$(COMPILE) --extra build --extra demo --extra dev --output-file requirements-dev.lock pyproject.toml
 	sed -i '/^# The following packages are considered to be unsafe/d' requirements-base.lock requirements.lock requirements-dev.lock

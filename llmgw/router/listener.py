@@ -12,7 +12,7 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import trio
@@ -30,13 +30,26 @@ EMFILE_PAUSE_S: Final = 0.1  # out of descriptors: some will be closed; acceptin
 
 
 async def serve(
-    router: Router, listen: str, tls: ssl.SSLContext | None = None, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    router: Router,
+    listen: str,
+    tls: ssl.SSLContext | None = None,
+    *,
+    inherited: Sequence[socket.socket] = (),
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until it is cancelled or the router is drained. Reports the real address (`host:port`, `[v6]:port`, `unix:/path`).
 
+    `inherited`: listening sockets that are used in place of `listen`; they are closed here, and whoever opened them keeps them open.
     Raises Invalid for an address that is none, Conflict when it is taken, Unavailable when it cannot be opened.
     """
-    sockets = open_listeners(listen)
+    if inherited:
+        sockets = list(inherited)
+        for sock in sockets:
+            sock.setblocking(False)
+            _set_options(sock)
+    else:
+        sockets = open_listeners(listen)
+    close = _close_inherited if inherited else _close
     try:
         router.loopback = all(_is_loopback(sock) for sock in sockets)
         async with trio.open_nursery() as nursery:
@@ -44,23 +57,23 @@ async def serve(
             nursery.start_soon(sweep_forever, router.machine, lambda: _swept(router))
             for sock in sockets:
                 nursery.start_soon(_accept, router, sock, tls, nursery)
-            router.stop_listening = lambda: _stop_listening(sockets)
+            router.stop_listening = lambda: _stop_listening(sockets, close)
             task_status.started(_shown(sockets[0]))
             await router.emptied.wait()
             nursery.cancel_scope.cancel()
     finally:
         for sock in sockets:
-            _close(sock)
+            close(sock)
         for state in router.states():
             state.close_idle()
 
 
-def _stop_listening(sockets: list[socket.socket]) -> None:
-    """From here on new connections are refused by the kernel."""
+def _stop_listening(sockets: list[socket.socket], close: Callable[[socket.socket], None]) -> None:
+    """From here on new connections are refused by the kernel; on inherited sockets they wait for the process that comes next."""
     for sock in sockets:
         if sock.fileno() >= 0:
             trio.lowlevel.notify_closing(sock)
-        _close(sock)
+        close(sock)
 
 
 def _swept(router: Router) -> Iterable[Swept]:
@@ -144,9 +157,7 @@ def _tcp(address: TcpAddress) -> list[socket.socket]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if address.host != "::" else 0)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+            _set_options(sock)
             sock.bind(where)
             sock.listen(BACKLOG)
     except OSError as err:
@@ -156,6 +167,15 @@ def _tcp(address: TcpAddress) -> list[socket.socket]:
             raise Conflict(f"cannot listen on {address}: the port is taken by another program", code="port_taken") from err
         raise Unavailable(f"cannot listen on {address}: {err.strerror or err}") from err
     return opened
+
+
+def _set_options(sock: socket.socket) -> None:
+    """What accepted connections take over from the socket they came in by."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
 def _unix(path: str) -> socket.socket:
@@ -193,6 +213,11 @@ def _close(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         if sock.family == socket.AF_UNIX:
             os.unlink(sock.getsockname())
+    sock.close()
+
+
+def _close_inherited(sock: socket.socket) -> None:
+    """Our hold on it alone: a Unix socket's name belongs to whoever made it."""
     sock.close()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +25,7 @@ from llmgw.settings.schema import AgentSettings, Settings
 from llmgw.wiring.data_dir import claim
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.notify import take_notifier
 from llmgw.wiring.signals import wait_for_stop
 from llmgw.wiring.tokens import parse_token
 
@@ -96,15 +99,21 @@ def agent_main(loaded: Loaded, *, stop_engines: bool = False) -> int:
 
 async def _main(loaded: Loaded, stop_engines: bool) -> None:
     machine = RealMachine()
+    notifier = take_notifier(os.environ)
     async with trio.open_nursery() as nursery:
 
         def stop() -> None:
+            notifier.stopping()
             said = "its engines are stopped with it" if stop_engines else "its engines are left running"
             log.info("the agent stops", engines=said)
             nursery.cancel_scope.cancel()
 
         await nursery.start(wait_for_stop, stop)
-        await run_agent(machine, loaded.settings.agent, token_file=default_token_file(loaded.settings), stop_engines=stop_engines)
+        token_file = default_token_file(loaded.settings)
+        # Ready once its engines are adopted: whether a control plane answers is not for its own start to wait for.
+        await nursery.start(partial(run_agent, machine, loaded.settings.agent, token_file=token_file, stop_engines=stop_engines))
+        nursery.start_soon(notifier.beat, machine)
+        notifier.ready()
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

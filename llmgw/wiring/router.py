@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -27,8 +28,10 @@ from llmgw.router.router import Router
 from llmgw.settings.load import Loaded, Role, load_file
 from llmgw.settings.schema import Settings
 from llmgw.settings.secrets import resolve
+from llmgw.wiring.inherited import take_listeners
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.notify import Notifier, take_notifier
 from llmgw.wiring.signals import wait_for_stop
 
 FILE_LOOK_S: Final = 1.0  # chosen: an edit is live within a second or two, and a look is one stat call
@@ -108,16 +111,17 @@ def router_main(path: Path) -> int:
     configure_logs(loaded.settings.log)
     writer = LogWriter(sys.stdout.fileno())
     try:
-        trio.run(_run, path, loaded, writer, restrict_keyboard_interrupt_to_checkpoints=True)
+        inherited = take_listeners(os.environ)
+        trio.run(_run, path, loaded, writer, take_notifier(os.environ), inherited, restrict_keyboard_interrupt_to_checkpoints=True)
     finally:
         writer.flush()
     return 0
 
 
-async def _run(path: Path, loaded: Loaded, writer: LogWriter) -> None:
+async def _run(path: Path, loaded: Loaded, writer: LogWriter, notifier: Notifier, inherited: tuple[socket.socket, ...]) -> None:
     failed: LlmgwError | None = None
     try:
-        await run_router(RealMachine(), path, loaded, writer)
+        await run_router(RealMachine(), path, loaded, writer, notifier=notifier, inherited=inherited)
     except* LlmgwError as group:
         failed = _first(group)
     if failed is not None:
@@ -137,11 +141,19 @@ def make_router(machine: Machine, loaded: Loaded, writer: LogWriter) -> Router:
 
 
 async def run_router(
-    machine: Machine, path: Path, loaded: Loaded, writer: LogWriter, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+    machine: Machine,
+    path: Path,
+    loaded: Loaded,
+    writer: LogWriter,
+    *,
+    notifier: Notifier = Notifier(),  # noqa: B008 - it holds no state
+    inherited: tuple[socket.socket, ...] = (),
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until the first SIGTERM or SIGINT, then lets answers finish for `route.drain_s`; a second signal ends at once.
 
-    SIGHUP and a change of the file reload it. Reports the address it listens on. Raises LlmgwError (in a group).
+    SIGHUP and a change of the file reload it. `inherited` sockets are used in place of `router.listen`. Reports the address it
+    listens on. Raises LlmgwError (in a group).
     """
     settings = loaded.settings
     for warning in _not_in_force(settings):
@@ -153,16 +165,21 @@ async def run_router(
     )
     tls = public_tls(certificate, key) if certificate else None
     router = make_router(machine, loaded, writer)
-    follower = FileFollower(machine, router, path, loaded)
+    follower = FileFollower(machine, router, path, loaded, notifier)
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run, machine)
         await nursery.start(wait_for_stop, stop.set)
         await nursery.start(follower.run)
-        address = await nursery.start(serve, router, settings.router.listen, tls)
+        address = await nursery.start(partial(serve, router, settings.router.listen, tls, inherited=inherited))
+        nursery.start_soon(notifier.beat, machine)
+        notifier.ready()
+        if inherited:
+            log.info("the listening sockets were handed over; router.listen has no effect")
         log.info("listening", address=address, endpoints=len(loaded.endpoints), pid=os.getpid())
         task_status.started(address)
         await stop.wait()
+        notifier.stopping()
         await router.drain(machine.now_s() + router.policy.route.drain_s)
         log.info("stopped")
         nursery.cancel_scope.cancel()
@@ -183,8 +200,9 @@ def _not_in_force(settings: Settings) -> list[str]:
 class FileFollower:
     """Keeps a router on what its file says. The file is the truth; one that does not load changes nothing."""
 
-    def __init__(self, machine: Machine, router: Router, path: Path, loaded: Loaded) -> None:
+    def __init__(self, machine: Machine, router: Router, path: Path, loaded: Loaded, notifier: Notifier) -> None:
         self._machine = machine
+        self._notifier = notifier
         self._router = router
         self._path = path
         self._sha256 = loaded.sha256
@@ -206,7 +224,9 @@ class FileFollower:
                 nursery.start_soon(self._watch)
                 async for _ in hangups:
                     log.info("reloading", file=str(self._path), why="SIGHUP")
+                    self._notifier.reloading()
                     await self._reload(asked=True)
+                    self._notifier.ready()
 
     async def _watch(self) -> None:
         while True:

@@ -37,6 +37,7 @@ from llmgw.store.connection import Store
 from llmgw.wiring.data_dir import claim, claim_file
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.notify import take_notifier
 from llmgw.wiring.router import LogWriter, make_router
 from llmgw.wiring.runs import run_role
 from llmgw.wiring.signals import wait_for_stop
@@ -75,10 +76,12 @@ def server_main(loaded: Loaded) -> int:
 
 async def _main(loaded: Loaded) -> None:
     machine = RealMachine()
+    notifier = take_notifier(os.environ)
     stops: list[Callable[[], None]] = []
     async with trio.open_nursery() as nursery:
 
         def stop() -> None:
+            notifier.stopping()
             if not stops:
                 nursery.cancel_scope.cancel()  # told to end before it served
             for one in stops:
@@ -86,8 +89,13 @@ async def _main(loaded: Loaded) -> None:
 
         await nursery.start(wait_for_stop, stop)
 
+        def serving(running: Running) -> None:
+            stops.append(running.stop)
+            nursery.start_soon(notifier.beat, machine)
+            notifier.ready()
+
         async def serve_all() -> None:
-            await run_control_plane(machine, loaded, task_status=trio.TASK_STATUS_IGNORED, ready=lambda running: stops.append(running.stop))
+            await run_control_plane(machine, loaded, task_status=trio.TASK_STATUS_IGNORED, ready=serving)
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(serve_all)

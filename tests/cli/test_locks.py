@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent.parent
-LOCKS = {"requirements.lock": ("demo",), "requirements-dev.lock": ("demo", "dev")}
+LOCKS = {"requirements-base.lock": (), "requirements.lock": ("build", "demo"), "requirements-dev.lock": ("build", "demo", "dev")}
 
 
 def pins(name: str) -> dict[str, str]:
@@ -34,15 +34,18 @@ def test_a_lock_holds_pins_with_hashes_and_no_address(name: str):
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_holds_every_dependency_above_its_floor_and_what_installs_llmgw(name: str):
+def test_a_lock_holds_every_dependency_above_its_floor(name: str):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [*project["dependencies"], *(line for extra in LOCKS[name] for line in project["optional-dependencies"][extra])]
     found = pins(name)
     for requirement in map(Requirement, wanted):
         assert requirement.specifier.contains(found[canonicalize_name(requirement.name)]), requirement
-    assert {"setuptools", "wheel"} <= found.keys()
 
 
-def test_both_locks_agree():
-    whole = pins("requirements-dev.lock")
-    assert pins("requirements.lock").items() <= whole.items()
+def test_the_locks_agree():
+    base, demo, whole = (pins(name) for name in LOCKS)
+    assert base.items() <= demo.items() <= whole.items()
+
+
+def test_what_is_shipped_holds_no_tools():
+    assert not pins("requirements-base.lock").keys() & {"setuptools", "wheel", "pip", "shiv", "pytest", "xllamacpp"}
