@@ -53,8 +53,9 @@ test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 reference: $(VENV)/.dev
-	$(BIN)/python -m llmgw.settings.example > llmgw.toml.example
-	$(BIN)/python -m llmgw.settings.reference > docs/reference/settings.md
+	$(BIN)/python -m llmgw.settings.example
+	$(BIN)/python -m llmgw.settings.reference
+	$(BIN)/python -m llmgw.cli.reference
 
 # From the public registry alone, whatever this machine's pip is set to.
 COMPILE := PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= $(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes \

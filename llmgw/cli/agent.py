@@ -9,7 +9,8 @@ import click
 
 @click.command()
 @click.option("--config", type=click.Path(path_type=Path), default="/etc/llmgw/llmgw.toml", show_default=True, help="The settings file.")
-def agent(config: Path) -> int:
+@click.option("--stop-engines", is_flag=True, help="Stop the engines in order when the agent ends; by default they go on.")
+def agent(config: Path, stop_engines: bool) -> int:
     """Run the agent of this machine until it is told to end; engines go on."""
     from llmgw.cli.files import load
     from llmgw.settings.load import Role
@@ -17,4 +18,4 @@ def agent(config: Path) -> int:
     loaded = load(config, Role.AGENT)
     from llmgw.wiring.agent import agent_main
 
-    return agent_main(loaded)
+    return agent_main(loaded, stop_engines=stop_engines)

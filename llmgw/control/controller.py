@@ -43,9 +43,10 @@ from llmgw.domain.policy import ApiKey, Policy
 from llmgw.domain.ports import EndpointSink, Machine, PolicySink, UsageSource
 from llmgw.domain.replica import ReplicaState, RestartPolicy
 from llmgw.protocol.messages import RestartReplica
+from llmgw.settings.load import policy_of
 from llmgw.settings.schema import Settings
+from llmgw.store import audit, idempotency
 from llmgw.store import events as event_rows
-from llmgw.store import idempotency
 from llmgw.store.connection import Store
 
 HOUSEKEEPING_S: Final = 3600.0  # retention is counted in days
@@ -182,7 +183,7 @@ class Controller:
 
     def policy(self) -> Policy:
         """What routers obey, from the settings and keys in force."""
-        return Policy(self.settings.route, self.settings.auth.required, self._objects.keys, self.settings.router.cors_origins)
+        return policy_of(self.settings, self._objects.keys)
 
     def replace_settings(self, settings: Settings, objects: Objects) -> None:
         """A changed file is in force: live keys, and where the file is the catalog its models, keys and endpoints."""
@@ -319,6 +320,7 @@ class Controller:
             now_wall_s = self.machine.wall_s()
             try:
                 await event_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
+                await audit.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
                 await idempotency.trim(self.store, self._epoch(), now_wall_s)
             except Unavailable as err:
                 log.warning("old rows could not be removed; tried again later", why=str(err))

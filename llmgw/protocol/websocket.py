@@ -130,8 +130,11 @@ def _refusal(peer: str, why: BaseException) -> Denied | Unavailable:
             error = Denied(f"{peer} refused the agent's token", code="token_refused")
     elif isinstance(why, trio.TooSlowError):
         error = Unavailable(f"{peer} did not answer within {CONNECT_DEADLINE_S:g} s")
+    elif isinstance(why.__cause__, ssl.SSLCertVerificationError):
+        error = Unavailable(f"{peer} shows a certificate that does not check: {why.__cause__.verify_message}", code="certificate")
     else:
-        error = Unavailable(f"{peer} cannot be reached: {str(why) or type(why).__name__}")
+        told = str(why) or str(why.__cause__ or "") or type(why).__name__
+        error = Unavailable(f"{peer} cannot be reached: {told}")
     error.__cause__ = why
     return error
 

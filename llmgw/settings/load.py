@@ -65,12 +65,22 @@ class Loaded:
     @property
     def policy(self) -> Policy:
         """What a router must obey, as far as the file says it."""
-        return Policy(
-            route=self.settings.route,
-            auth_required=self.settings.auth.required,
-            keys=self.keys,
-            cors_origins=self.settings.router.cors_origins,
+        return policy_of(self.settings, self.keys)
+
+
+def policy_of(settings: Settings, keys: tuple[ApiKey, ...]) -> Policy:
+    """What routers obey under these settings. `[limits]` hold for keys that set none of their own."""
+    limits = settings.limits
+    limited = tuple(
+        attrs.evolve(
+            key,
+            max_parallel=key.max_parallel or limits.max_parallel,
+            requests_per_minute=key.requests_per_minute or limits.requests_per_minute,
+            tokens_per_minute=key.tokens_per_minute or limits.tokens_per_minute,
         )
+        for key in keys
+    )
+    return Policy(settings.route, settings.auth.required, limited, settings.router.cors_origins)
 
 
 def load_file(path: Path, *, role: Role | None = None, environ: Mapping[str, str] | None = None) -> Loaded:

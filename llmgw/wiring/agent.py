@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,7 +16,7 @@ import trio
 from llmgw.agent.agent import AgentPlan
 from llmgw.agent.agent import run_agent as run
 from llmgw.agent.session import Dial
-from llmgw.domain.errors import EXIT_OK, Invalid, LlmgwError, Unavailable
+from llmgw.domain.errors import EXIT_OK, Invalid, Unavailable
 from llmgw.domain.ports import Machine
 from llmgw.protocol.channel import Channel
 from llmgw.protocol.websocket import dial
@@ -26,6 +27,7 @@ from llmgw.wiring.data_dir import claim
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.notify import take_notifier
+from llmgw.wiring.runs import run_role
 from llmgw.wiring.signals import wait_for_stop
 from llmgw.wiring.tokens import parse_token
 
@@ -69,31 +71,27 @@ async def run_agent(
     settings: AgentSettings,
     *,
     token_file: Path | None = None,
+    ca: str = "",
     stop_engines: bool = False,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Runs an agent until cancelled. Holds the data directory: raises `Conflict` when another process does.
 
-    `token_file` stands in where `settings.token_file` is empty. `stop_engines`: the agent ends its engines with itself.
+    `token_file` stands in where `settings.token_file` is empty; `ca` is a file of certificates that control planes are checked
+    against (empty: the system's). `stop_engines`: the agent ends its engines with itself.
     """
     plan = agent_plan(settings)
     file = _path(settings.token_file) if settings.token_file else token_file
     if file is None:
         raise Invalid("agent.token_file: no token file is known", param="agent.token_file")
     with claim(plan.data_dir):
-        await run(machine, plan, dialler(machine, file), stop_engines=stop_engines, task_status=task_status)
+        await run(machine, plan, dialler(machine, file, ca), stop_engines=stop_engines, task_status=task_status)
 
 
 def agent_main(loaded: Loaded, *, stop_engines: bool = False) -> int:
     """Runs the agent until it is told to end. Raises LlmgwError when it cannot run; a broken invariant ends it too."""
     configure_logs(loaded.settings.log)
-    ends: list[LlmgwError] = []
-    try:
-        trio.run(_main, loaded, stop_engines)
-    except* LlmgwError as group:
-        ends += [err for err in _leaves(group) if isinstance(err, LlmgwError)]
-    if ends:
-        raise ends[0]
+    run_role(_main, loaded, stop_engines)
     return EXIT_OK
 
 
@@ -109,31 +107,37 @@ async def _main(loaded: Loaded, stop_engines: bool) -> None:
             nursery.cancel_scope.cancel()
 
         await nursery.start(wait_for_stop, stop)
-        token_file = default_token_file(loaded.settings)
+        settings = loaded.settings
+        start_agent = partial(
+            run_agent, machine, settings.agent, token_file=default_token_file(settings), ca=settings.tls.ca, stop_engines=stop_engines
+        )
         # Ready once its engines are adopted: whether a control plane answers is not for its own start to wait for.
-        await nursery.start(partial(run_agent, machine, loaded.settings.agent, token_file=token_file, stop_engines=stop_engines))
+        await nursery.start(start_agent)
         nursery.start_soon(notifier.beat, machine)
         notifier.ready()
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """The plain exceptions of a group, whatever the depth."""
-    found: list[BaseException] = []
-    for err in group.exceptions:
-        found += _leaves(err) if isinstance(err, BaseExceptionGroup) else [err]
-    return found
+def dialler(machine: Machine, token_file: Path, ca: str = "") -> Dial:
+    """Opens sessions with the token in that file, which is read at each dial: it may have been replaced.
 
-
-def dialler(machine: Machine, token_file: Path) -> Dial:
-    """Opens sessions with the token in that file, which is read at each dial: it may have been replaced."""
+    Raises `Invalid` when the file of `ca` cannot be used.
+    """
+    tls = _trusting(ca) if ca else None
 
     @asynccontextmanager
     async def open_session(url: str) -> AsyncIterator[Channel]:
         token = await machine.run_sync(lambda: _read_token(machine, token_file))
-        async with dial(url, token) as channel:
+        async with dial(url, token, tls) as channel:
             yield channel
 
     return open_session
+
+
+def _trusting(ca: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as err:
+        raise Invalid(f"tls.ca: {ca} cannot be used: {err}", param="tls.ca") from err
 
 
 def _read_token(machine: Machine, path: Path) -> str:

@@ -105,6 +105,8 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, with_engine: bo
             ended.set()
 
         running: Running = await nursery.start(control)
+        if not with_engine and running.controller.models.catalog.get(demo.MODEL_NAME) is not None:
+            await running.controller.models.remove(demo.MODEL_NAME)  # of an earlier run; before the agent can start it
         told = {"server": running.admin_url, "token": running.admin_token}
         machine.disk.write(ctl_file, tomli_w.dumps(told).encode())
         try:
@@ -138,8 +140,6 @@ async def _show(machine: Machine, running: Running, data_dir: Path, with_engine:
     """Puts the demo model into the catalog and tells how far it is, then says how to use it all."""
     models = running.controller.models
     if not with_engine:
-        if models.catalog.get(demo.MODEL_NAME) is not None:
-            await models.remove(demo.MODEL_NAME)
         _banner(running, data_dir, None)
         return
     line = _Progress()

@@ -9,9 +9,11 @@ import os
 import queue
 import signal
 import socket
+import ssl
 import stat
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +21,7 @@ import structlog
 import trio
 
 from llmgw.domain.endpoint import EndpointList, ListStamp
-from llmgw.domain.errors import LlmgwError
+from llmgw.domain.errors import EXIT_OK, LlmgwError
 from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.ports import Machine
@@ -32,6 +34,7 @@ from llmgw.wiring.inherited import take_listeners
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.notify import Notifier, take_notifier
+from llmgw.wiring.runs import run_role
 from llmgw.wiring.signals import wait_for_stop
 
 FILE_LOOK_S: Final = 1.0  # chosen: an edit is live within a second or two, and a look is one stat call
@@ -112,26 +115,14 @@ def router_main(path: Path) -> int:
     writer = LogWriter(sys.stdout.fileno())
     try:
         inherited = take_listeners(os.environ)
-        trio.run(_run, path, loaded, writer, take_notifier(os.environ), inherited, restrict_keyboard_interrupt_to_checkpoints=True)
+        run_role(_main, path, loaded, writer, take_notifier(os.environ), inherited)
     finally:
         writer.flush()
-    return 0
+    return EXIT_OK
 
 
-async def _run(path: Path, loaded: Loaded, writer: LogWriter, notifier: Notifier, inherited: tuple[socket.socket, ...]) -> None:
-    failed: LlmgwError | None = None
-    try:
-        await run_router(RealMachine(), path, loaded, writer, notifier=notifier, inherited=inherited)
-    except* LlmgwError as group:
-        failed = _first(group)
-    if failed is not None:
-        raise failed
-
-
-def _first(group: BaseExceptionGroup[LlmgwError]) -> LlmgwError:
-    for error in group.exceptions:
-        return _first(error) if isinstance(error, BaseExceptionGroup) else error
-    raise AssertionError("an exception group holds at least one")
+async def _main(path: Path, loaded: Loaded, writer: LogWriter, notifier: Notifier, inherited: tuple[socket.socket, ...]) -> None:
+    await run_router(RealMachine(), path, loaded, writer, notifier=notifier, inherited=inherited)
 
 
 def make_router(machine: Machine, loaded: Loaded, writer: LogWriter) -> Router:
@@ -158,12 +149,7 @@ async def run_router(
     settings = loaded.settings
     for warning in _not_in_force(settings):
         log.warning(warning)
-    certificate, key = (
-        (settings.router.tls_certificate, settings.router.tls_key)
-        if settings.router.tls_certificate
-        else (settings.tls.certificate, settings.tls.key)
-    )
-    tls = public_tls(certificate, key) if certificate else None
+    tls = router_tls(settings)
     router = make_router(machine, loaded, writer)
     follower = FileFollower(machine, router, path, loaded, notifier)
     stop = trio.Event()
@@ -195,6 +181,13 @@ def _not_in_force(settings: Settings) -> list[str]:
     if settings.route.affinity != "none":
         found.append(f"route.affinity = {settings.route.affinity}: this build spreads by load alone")
     return found
+
+
+def router_tls(settings: Settings) -> ssl.SSLContext | None:
+    """The public port's TLS: its own certificate, else this machine's, else none. Raises Invalid for unusable files."""
+    if settings.router.tls_certificate:
+        return public_tls(settings.router.tls_certificate, settings.router.tls_key)
+    return public_tls(settings.tls.certificate, settings.tls.key) if settings.tls.certificate else None
 
 
 class FileFollower:

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,7 @@ from llmgw.domain.errors import EXIT_OK, Invalid
 from llmgw.domain.ids import OWNER_RANDOM_BYTES, OwnerId, owner_id
 from llmgw.domain.ports import Machine
 from llmgw.domain.setting import Scope
-from llmgw.router.listener import serve
+from llmgw.router.listener import public_tls, serve
 from llmgw.settings.load import Loaded, Role, load_bytes, table_scope
 from llmgw.settings.schema import Settings
 from llmgw.settings.secrets import resolve
@@ -38,7 +39,7 @@ from llmgw.wiring.data_dir import claim, claim_file
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.notify import take_notifier
-from llmgw.wiring.router import LogWriter, make_router
+from llmgw.wiring.router import LogWriter, make_router, router_tls
 from llmgw.wiring.runs import run_role
 from llmgw.wiring.signals import wait_for_stop
 from llmgw.wiring.tokens import ensure_token
@@ -127,7 +128,9 @@ async def run_control_plane(
         admin_sockets = bind_admin(settings.server.admin_listen)
         for one in admin_sockets:
             held.callback(one.close)
-        admin_url = f"http://{_shown(admin_sockets[0])}"
+        # TLS on the admin port as on the public one: this machine's certificate where there is one.
+        admin_tls = public_tls(settings.tls.certificate, settings.tls.key) if settings.tls.certificate else None
+        admin_url = f"{'https' if admin_tls else 'http'}://{_shown(admin_sockets[0])}"
 
         store = await Store.open(path, machine.run_sync)
         held.callback(store.close)
@@ -173,8 +176,8 @@ async def run_control_plane(
             app = make_app(controller, auth, agent_token=lambda: agent_token, metrics_token=metrics_token)
             listening = ""
             if router is not None:
-                listening = await nursery.start(serve, router, settings.router.listen)
-            await nursery.start(serve_admin, app, admin_sockets)
+                listening = await nursery.start(serve, router, settings.router.listen, router_tls(settings))
+            await nursery.start(partial(serve_admin, app, admin_sockets, tls=admin_tls))
             if loaded.path is not None:
                 nursery.start_soon(_poll, machine, loaded, controller)
             draining, drained, stopping = trio.Event(), trio.Event(), trio.Event()
@@ -207,7 +210,8 @@ async def run_control_plane(
                     await router.drain(machine.now_s() + drain_s)
             drained.set()
             await stopping.wait()
-            app.drain()
+            app.drain()  # agents and event streams are told goodbye; bounded by its own limit
+            await app.ended.wait()
             nursery.cancel_scope.cancel()
 
 

@@ -14,6 +14,7 @@ import trio
 from llmgw.admin.limits import Limits
 from llmgw.admin.serve import bind_admin
 from llmgw.domain.errors import Invalid, Unavailable
+from tests.programs import skip
 
 from .conftest import ADMIN, DEADLINE_S, read_answer, running_admin, until
 
@@ -400,7 +401,7 @@ def test_a_unix_socket_left_behind_is_replaced_and_a_living_one_is_not(tmp_path)
 async def test_tls_is_spoken_where_a_certificate_is_given(tmp_path):
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("no openssl program to make a certificate with")
+        skip("no openssl program to make a certificate with")
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     files = ["-keyout", str(key), "-out", str(certificate)]
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]

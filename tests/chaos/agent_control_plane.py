@@ -74,7 +74,7 @@ class ControlPlane:
 
     async def wait(self, condition: Callable[[], object]) -> None:
         with trio.fail_after(STATE_DEADLINE_S):
-            while not condition():  # noqa: ASYNC110 - another process acts; there is nothing here to wait on but what it says
+            while not condition():
                 await trio.sleep(0.02)
 
     async def wait_state(self, replica: ReplicaId, state: ReplicaState) -> ReplicaReport:

@@ -145,7 +145,7 @@ async def test_a_control_plane_that_is_gone_stops_nothing_and_a_crash_is_mended_
             port = plane.port
         os.kill(pid, signal.SIGKILL)
         with trio.fail_after(END_DEADLINE_S):
-            while not [process for process in a.ours() if process.pid != pid]:  # noqa: ASYNC110 - the agent acts, and tells nobody
+            while not [process for process in a.ours() if process.pid != pid]:
                 await trio.sleep(0.05)
         async with control_plane(port) as back:
             await back.wait(lambda: back.known)

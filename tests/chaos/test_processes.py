@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.programs import Admin, Program, chat, end_tree, free_port, free_ports, program, wait_for
+from tests.programs import Admin, Program, chat, end_tree, free_port, free_ports, program, skip, wait_for
 
 pytestmark = pytest.mark.slow
 ENGINE = Path(__file__).parent / "stream_engine.py"
@@ -256,6 +258,40 @@ def test_an_orderly_end_of_the_agent_leaves_its_engines_running(site: Site) -> N
     assert "left running" in agent.output
     assert psutil.pid_exists(before["pid"])
     assert chat(site.address, "a")[0] == 200
+
+
+def test_an_agent_told_to_stop_its_engines_takes_them_along(site: Site) -> None:
+    site.start_server()
+    agent = Program(["agent", "--config", str(site.folder / "agent.toml"), "--stop-engines"], site.folder, "agent")
+    site.programs.append(agent)
+    site.admin.apply(site.model("a"))
+    (before,) = site.admin.wait_ready("a")
+    assert agent.end() == 0
+    assert not psutil.pid_exists(before["pid"])
+
+
+def test_agents_reach_a_control_plane_over_tls_and_refuse_one_they_cannot_check(site: Site, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        skip("openssl is not installed")
+    certificate, key = tmp_path / "tls.pem", tmp_path / "tls-key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with (tmp_path / "server.toml").open("a") as file:
+        file.write(f'[tls]\ncertificate = "{certificate}"\nkey = "{key}"\n')
+    text = (tmp_path / "agent.toml").read_text().replace("http://", "https://")
+    (tmp_path / "agent.toml").write_text(text)
+    server = site.start_server()
+    assert "https://" in server.output
+    agent = site.start("agent")
+    agent.wait_output("a certificate that does not check")
+    agent.end()
+    (tmp_path / "agent.toml").write_text(text + f'[tls]\nca = "{certificate}"\n')
+    again = site.start("agent")
+    again.wait_output("session open")
+    again.end()
 
 
 def test_a_second_server_on_the_same_data_directory_or_store_is_refused_by_pid(site: Site, tmp_path: Path) -> None:

@@ -179,7 +179,9 @@ def test_ctrl_c_ends_everything_and_a_second_start_comes_back(tmp_path: Path) ->
     again, port, admin_port = start(tmp_path, "--no-engine", name="again")
     try:
         again.wait_output("Ctrl-C ends everything", 60)
-        assert Dev(tmp_path, again, port, admin_port).admin.replicas() == []
+        admin = Dev(tmp_path, again, port, admin_port).admin
+        wait_for(lambda: admin.replicas() == [], "the stopped replica's record is gone")
+        assert not [p for p in processes_with("xllamacpp_server") if str(tmp_path) in str(p.environ())]
         assert again.end(signal.SIGTERM) == 0
     finally:
         again.close()

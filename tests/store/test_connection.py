@@ -21,6 +21,7 @@ from llmgw.domain.errors import Broken, Conflict, Invalid, StaleEpoch, Unavailab
 from llmgw.domain.event import Event
 from llmgw.store import connection, events, meta
 from llmgw.store.connection import MEMORY, STORAGE_UNAVAILABLE, Store, check_library
+from tests.programs import skip
 
 
 async def in_thread(work):
@@ -380,7 +381,7 @@ def small_disk(tmp_path):
         == 0
     )
     if not mounted:
-        pytest.skip("this user may not mount a small tmpfs; the quota test covers a full disk")
+        skip("this user may not mount a small tmpfs")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=True)
 
