@@ -63,6 +63,7 @@ MAY_DO_IO = {
         "gpu_reader": "the probe: NVML in a process of its own",
         "logs": "reads and caps log files",
         "ports": "binds to find out what is free",
+        "engines.programs": "asks installed programs for their versions",
         "engines.xllamacpp": "looks for the wheel",
         "engines.xllamacpp_server": "the engine's own process",
     },

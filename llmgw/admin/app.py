@@ -23,12 +23,14 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import PathConverter
 
 from llmgw.admin import errors
-from llmgw.admin.api import agents, events, explain, holds, leader, models, nodes, openapi, replicas, status
+from llmgw.admin.api import agents, console, events, explain, holds, leader, models, nodes, openapi, replicas, status
 from llmgw.admin.auth import AdminAuth, FailureLimit, Principal, is_token
 from llmgw.admin.calls import Call, Reply, Route, given_again, kept_answer, request_text
 from llmgw.admin.edge import AdminApp
 from llmgw.admin.limits import Limits
 from llmgw.admin.metrics import Metrics
+from llmgw.admin.relay import PREFIX, Relay, RouterAddress
+from llmgw.admin.sign_in import SignIn
 from llmgw.control.controller import Controller
 from llmgw.domain.errors import LlmgwError, Unauthenticated, Unavailable
 from llmgw.store import idempotency
@@ -48,12 +50,16 @@ def make_app(
     agent_token: Callable[[], str],
     metrics_token: str = "",
     limits: Limits = Limits(),  # noqa: B008 - a frozen value
+    sign_in: SignIn | None = None,
+    router: Callable[[], RouterAddress | None] = lambda: None,
 ) -> AdminApp:
     """The whole admin port, for `serve_admin`.
 
     `agent_token` is what agents present; `metrics_token` what /metrics asks for where it is not asked over loopback
-    (empty: an admin token there). Every admin token's hash is known to `auth`.
+    (empty: an admin token there). Every admin token's hash is known to `auth`. `sign_in` is given by whoever makes one-time
+    links for the console; `router` tells where the console's playground finds the router.
     """
+    sign_in = sign_in or SignIn(controller.machine, auth, controller.leadership.cluster_id)
     draining = trio.Event()
     metrics = Metrics(controller)
     failures = FailureLimit(controller.machine.now_s, limits)
@@ -68,10 +74,11 @@ def make_app(
         *status.routes(controller, metrics, draining.is_set),
     ]
     table += openapi.routes(table)
-    desk = _Desk(controller, auth, failures, metrics, metrics_token, limits)
+    table += console.routes(sign_in, failures)  # pages for people: no part of the API
+    desk = _Desk(controller, auth, sign_in, failures, metrics, metrics_token)
     quart = _make_quart(desk, table, limits)
     agents_app = agents.make_agents_app(controller.sessions.run, agent_token, failures, draining)
-    return AdminApp(quart.asgi_app, agents_app, draining, limits)
+    return AdminApp(quart.asgi_app, agents_app, Relay(sign_in, router, limits), PREFIX, draining, limits)
 
 
 class _Name(PathConverter):
@@ -128,17 +135,17 @@ class _Desk:
         self,
         controller: Controller,
         auth: AdminAuth,
+        sign_in: SignIn,
         failures: FailureLimit,
         metrics: Metrics,
         metrics_token: str,
-        limits: Limits,
     ) -> None:
         self._controller = controller
         self._auth = auth
+        self._sign_in = sign_in
         self._failures = failures
         self._metrics = metrics
         self._metrics_token = metrics_token
-        self._limits = limits
         self._under_way: dict[str, trio.Event] = {}  # idempotency keys whose first request has not been answered yet
 
     async def before(self) -> ResponseReturnValue | None:
@@ -154,6 +161,8 @@ class _Desk:
         response.headers["X-Request-ID"] = request_id(self._controller.machine.fresh_hex)
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers.setdefault("Cache-Control", "no-store")
+        response.headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+        response.headers["Referrer-Policy"] = "no-referrer"
         rule = request.url_rule.rule if request.url_rule is not None else "none"
         self._metrics.count(request.method if rule != "none" else "other", rule, response.status_code)
         log.debug("admin request", method=request.method, path=request.path, status=response.status_code)
@@ -188,7 +197,7 @@ class _Desk:
 
     async def _order(self, route: Route, call: Call, names: dict[str, str]) -> Reply:
         """An order is carried out once per idempotency key; its repeats get the first answer."""
-        if call.key is None:
+        if not route.remembered or call.key is None:
             return await route.handler(call, **names)
         key = f"http:{call.key}"
         while (first := self._under_way.get(key)) is not None:
@@ -207,9 +216,12 @@ class _Desk:
             done.set()
 
     def _authenticate(self) -> Principal:
-        """Raises Unauthenticated; Overloaded for an address that failed too often."""
+        """A token, or else the console's session. Raises Unauthenticated; Overloaded for an address that failed too often."""
+        headers = _raw_headers()
+        if not any(name.lower() == b"authorization" for name, _ in headers) and self._sign_in.has_cookie(headers):
+            return self._sign_in.check(headers, request.method).principal
         try:
-            return self._auth.check(_raw_headers())
+            return self._auth.check(headers)
         except Unauthenticated as err:
             if err.code == "token_invalid":  # none at all is no guess
                 self._failures.failed(_peer())

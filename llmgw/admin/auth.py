@@ -51,15 +51,19 @@ class AdminAuth:
         self.replace(await admin_tokens.load(store))
 
     def check(self, headers: Sequence[tuple[bytes, bytes]]) -> Principal:
-        """Raises Unauthenticated. Every hash is compared, each in constant time."""
-        digest = hash_token(bearer(headers))
-        found: AdminToken | None = None
-        for token in self._tokens:
-            if hmac.compare_digest(token.sha256.encode(), digest.encode()):
-                found = token
+        """Raises Unauthenticated."""
+        found = self.find(hash_token(bearer(headers)))
         if found is None:
             raise Unauthenticated("the token is not valid here", code="token_invalid")
-        return Principal(found.name, found.role)
+        return found
+
+    def find(self, sha256: str) -> Principal | None:
+        """Whose valid token has this hash. Every hash is compared, each in constant time."""
+        found: AdminToken | None = None
+        for token in self._tokens:
+            if hmac.compare_digest(token.sha256.encode(), sha256.encode()):
+                found = token
+        return None if found is None else Principal(found.name, found.role)
 
 
 class FailureLimit:

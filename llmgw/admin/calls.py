@@ -136,7 +136,8 @@ Handler = Callable[..., Awaitable[Reply]]
 class Route:
     """`rule` in the web framework's notation. `role` None: open to everybody. `body` names the parts of a body, for the document.
 
-    `repeatable` False: an order, which an Idempotency-Key may stand for; a repeat is answered without being carried out again.
+    An order may come with an Idempotency-Key; a repeat of it is answered without being carried out again. `remembered` False:
+    the key is passed over and the answer, which holds a secret, is not kept.
     """
 
     method: str
@@ -146,6 +147,7 @@ class Route:
     role: Role | None = Role.VIEWER
     body: Mapping[str, str] = attrs.field(factory=dict)
     query: Mapping[str, str] = attrs.field(factory=dict)
+    remembered: bool = True
 
     @property
     def is_order(self) -> bool:

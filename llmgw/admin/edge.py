@@ -28,11 +28,16 @@ log = structlog.get_logger("llmgw.admin")
 
 
 class AdminApp:
-    """The whole admin port as one ASGI application. `http` answers requests, `agents` serves the sessions' path."""
+    """The whole admin port as one ASGI application.
 
-    def __init__(self, http: App, agents: App, draining: trio.Event, limits: Limits) -> None:
+    `http` answers requests, `agents` serves the sessions' path, `relay` what the playground asks of the router (below `relayed`).
+    """
+
+    def __init__(self, http: App, agents: App, relay: App, relayed: str, draining: trio.Event, limits: Limits) -> None:
         self._http = http
         self._agents = agents
+        self._relay = relay
+        self._relayed = relayed
         self.draining = draining
         self.ended = trio.Event()  # set by whoever serves this app, once nothing of it runs any more
         self.open_connections = 0  # kept by whoever serves this app
@@ -65,6 +70,8 @@ class AdminApp:
         if refused is not None:
             status, code, message = refused
             await answer(scope, receive, send, status, error_body("not_found" if status == 404 else "invalid", code, message))
+        elif scope["type"] == "http" and scope["path"].startswith(self._relayed):
+            await self._relay(scope, receive, send)
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["path"] == SESSION_PATH:

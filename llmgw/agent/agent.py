@@ -88,7 +88,7 @@ async def run_agent(
         log_bytes_max=plan.log_bytes_max,
     )
     fixed = facts.Fixed(node, plan.name, boot, plan.facility, plan.labels, plan.address, plan.ports, plan.checkpoints_dir)
-    keeper = facts.FactsKeeper(fixed, supervisor.devices)
+    keeper = facts.FactsKeeper(fixed, supervisor.devices, supervisor.engine_commands)
     sessions = Sessions(machine, fence, lambda: supervisor, keeper, dial, folder=plan.data_dir, control_planes=plan.control_planes)
     await machine.run_sync(keeper.refresh)
     log.info("agent starts", node=node, data_dir=str(plan.data_dir), control_planes=len(plan.control_planes))

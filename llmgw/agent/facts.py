@@ -1,4 +1,5 @@
-"""What an agent says of its node: who it is, where it stands, what it has. Reads files, decides nothing."""
+"""What an agent says of its node: who it is, where it stands, what it has. Reads files and asks engines' programs for their
+versions; decides nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import attrs
 
 from llmgw import __version__
 from llmgw.agent import checkpoints
+from llmgw.agent.engines.programs import Programs
 from llmgw.agent.supervisor import found_engines
 from llmgw.domain.errors import Invalid
 from llmgw.domain.ids import NodeId
@@ -65,10 +67,20 @@ class Fixed:
 
 
 class FactsKeeper:
-    """The node's facts, as fresh as the last `refresh`, with the devices as they are now."""
+    """The node's facts, as fresh as the last `refresh`, with the devices as they are now.
 
-    def __init__(self, fixed: Fixed, devices: Callable[[], tuple[Device, ...]]) -> None:
+    `engine_commands` says where engines are that are not in PATH; it is asked from another thread.
+    """
+
+    def __init__(
+        self,
+        fixed: Fixed,
+        devices: Callable[[], tuple[Device, ...]],
+        engine_commands: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
+    ) -> None:
         self._devices = devices
+        self._engine_commands = engine_commands
+        self._programs = Programs(os.environ)
         self._checkpoints_dir = fixed.checkpoints_dir
         self._facts = NodeFacts(
             id=fixed.id,
@@ -84,9 +96,9 @@ class FactsKeeper:
         )
 
     def refresh(self) -> None:
-        """Blocking: looks at the disk and at what is installed."""
+        """Blocking, one at a time: looks at the disk and at what is installed, and asks programs for their versions."""
         free_mib = checkpoints.free_mib(self._checkpoints_dir)
-        self._facts = attrs.evolve(self._facts, disk_free_mib=free_mib, engines=found_engines())
+        self._facts = attrs.evolve(self._facts, disk_free_mib=free_mib, engines=found_engines(self._programs, self._engine_commands()))
 
     def __call__(self) -> NodeFacts:
         devices = self._devices()

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -22,6 +22,7 @@ import trio
 from llmgw.agent import adoption, checkpoints, processes
 from llmgw.agent.adoption import Adopted, Record
 from llmgw.agent.engines.environment import engine_environment
+from llmgw.agent.engines.programs import Programs
 from llmgw.agent.engines.registry import ENGINES
 from llmgw.agent.gpus import Absent, Answer, GpuProbe, cpu_device, devices, memory_by_process
 from llmgw.agent.lifecycle import Life, Want, ordered
@@ -150,6 +151,11 @@ class Supervisor:
     def devices(self) -> tuple[Device, ...]:
         return self._devices
 
+    def engine_commands(self) -> dict[str, tuple[str, ...]]:
+        """Where engines are on this node, by name, as the newest orders say. May be called from another thread."""
+        replicas = sorted(self._replicas.values(), key=lambda one: one.order.generation)
+        return {one.order.profile.engine: one.order.engine_command for one in replicas if one.order.engine_command}
+
     async def start(self, order: ReplicaOrder) -> None:
         """Raises `Invalid` (unknown engine, checkpoint missing, bad arguments …) and `Conflict` (port taken, id in use)."""
         if not _REPLICA_ID.fullmatch(order.id):
@@ -267,7 +273,15 @@ class Supervisor:
         launch = ENGINES[order.profile.engine].launch(place)
         environment = engine_environment(self._site.environment, place, launch, "")
         processes.check_words(launch.argv, environment)
-        processes.find_program(launch.argv[0], environment.get("PATH"))
+        try:
+            processes.find_program(launch.argv[0], environment.get("PATH"))
+        except Invalid as err:
+            if order.profile.engine == "command":
+                raise  # the operator's own word
+            name = order.profile.engine
+            raise Invalid(
+                f'engine "{name}" is not on this node: {err.message} ([engines."{name}"] command says where it is)', code=err.code
+            ) from err
         self._check_memory(order, place.checkpoint)
         taken = why_taken(place.host, place.port)
         if taken:
@@ -464,12 +478,16 @@ class Supervisor:
         self._listener.event(AgentEvent(kind, subject, text, level))
 
 
-def found_engines() -> tuple[FoundEngine, ...]:
-    """The engines that this node can start, with versions. Blocking."""
+def found_engines(programs: Programs, commands: Mapping[str, tuple[str, ...]]) -> tuple[FoundEngine, ...]:
+    """The engines that this node can start, with versions. `commands`: where some of them are, by name. Blocking."""
     found = []
     for name in sorted(ENGINES):
-        distribution = ENGINES[name].distribution
-        version = _version(distribution) if distribution else ""
+        engine, command = ENGINES[name], commands.get(name, ())
+        version: str | None = ""
+        if engine.program is not None:
+            version = programs.version(engine.program, command)
+        elif engine.distribution is not None and not command:
+            version = _version(engine.distribution)
         if version is not None:
             found.append(FoundEngine(name, version))
     return tuple(found)

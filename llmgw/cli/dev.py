@@ -27,8 +27,13 @@ _PORT = click.IntRange(0, 65535)
     help="Where state is kept between runs.  [default: ~/.local/state/llmgw/dev]",
 )
 @click.option("--no-engine", is_flag=True, help="Start without the demo model.")
+@click.option(
+    "--sim", "sim_nodes", type=click.IntRange(1), help="So many simulated nodes of 8 GPUs in place of this machine's agent and model."
+)
 @click.option("--config", type=click.Path(path_type=Path), help="A settings file; none is read unless given.")
-def dev(port: int | None, admin_port: int | None, data_dir: Path | None, no_engine: bool, config: Path | None) -> int:
+def dev(
+    port: int | None, admin_port: int | None, data_dir: Path | None, no_engine: bool, sim_nodes: int | None, config: Path | None
+) -> int:
     """Everything in one process on this machine, with a small model on the CPU. Ctrl-C ends all of it."""
     if port is not None and port == admin_port and port != 0:
         raise click.UsageError(f"--port and --admin-port are the same: {port}")
@@ -40,7 +45,10 @@ def dev(port: int | None, admin_port: int | None, data_dir: Path | None, no_engi
         from llmgw.cli.files import load
 
         loaded = load(config, Role.DEV)
-    from llmgw.wiring.dev import dev_main
+    from llmgw.wiring.dev import Simulated, ThisMachine, dev_main
 
-    where = (data_dir or default_data_dir()).expanduser().absolute()
-    return dev_main(loaded, port=port, admin_port=admin_port, data_dir=where, with_engine=not no_engine)
+    # A simulated fleet has a place of its own: its nodes would be waited for by the next start without it.
+    default = default_data_dir() if sim_nodes is None else default_data_dir().with_name("dev-sim")
+    where = (data_dir or default).expanduser().absolute()
+    nodes = ThisMachine(demo=not no_engine) if sim_nodes is None else Simulated(sim_nodes)
+    return dev_main(loaded, port=port, admin_port=admin_port, data_dir=where, nodes=nodes)

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "server": ("llmgw.cli.server:server", "A control plane (with its router, unless the file says otherwise)."),
     "router": ("llmgw.cli.router:router", "A router by itself."),
     "agent": ("llmgw.cli.agent:agent", "The agent of a machine with GPUs."),
+    "sim": ("llmgw.cli.sim:sim", "Simulated nodes for load tests, drills and demos."),
     "check": ("llmgw.cli.check:check", "Tell every fault of a settings file."),
     "ctl": ("llmgw.cli.ctl.group:ctl", "Talk to a control plane: status, models, replicas, nodes, events."),
     "version": ("llmgw.cli.version:version", "Print the build's version."),

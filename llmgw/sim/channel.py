@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
 import trio
 
-from llmgw.protocol.channel import ChannelClosed
+from llmgw.domain.errors import Unavailable
+from llmgw.protocol.channel import Channel, ChannelClosed
 from llmgw.protocol.codec import decode, encode
 from llmgw.protocol.messages import Message
 
@@ -48,3 +52,30 @@ def channel_pair(agent: str = "agent", control_plane: str = "control-plane") -> 
     up_send, up_receive = trio.open_memory_channel[bytes](IN_FLIGHT_MAX)
     down_send, down_receive = trio.open_memory_channel[bytes](IN_FLIGHT_MAX)
     return SimChannel(control_plane, up_send, down_receive), SimChannel(agent, down_send, up_receive)
+
+
+Accept = Callable[[SimChannel], Awaitable[None]]
+
+
+class SimNetwork:
+    """Connections in memory: `accepts` maps a control plane's url to what takes a new channel there.
+
+    A url that is missing refuses the connection. Accepted channels are served in `nursery`.
+    """
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self.accepts: dict[str, Accept] = {}
+
+    @asynccontextmanager
+    async def dial(self, url: str) -> AsyncIterator[Channel]:
+        """An agent's `Dial`."""
+        accept = self.accepts.get(url)
+        if accept is None:
+            raise Unavailable(f"{url} cannot be reached")
+        mine, theirs = channel_pair("agent", url)
+        self._nursery.start_soon(accept, theirs)
+        try:
+            yield mine
+        finally:
+            await mine.close()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,19 +10,16 @@ import trio
 
 from llmgw import __version__
 from llmgw.agent.fence import Fence
-from llmgw.agent.session import Sessions
-from llmgw.domain.errors import Unavailable
+from llmgw.agent.session import Dial, Sessions
 from llmgw.domain.ids import CPU_DEVICE, DeviceId, NodeId
 from llmgw.domain.model import ENGINES
 from llmgw.domain.node import Device, DeviceKind, FoundEngine, NodeFacts
-from llmgw.protocol.channel import Channel
-from llmgw.sim.channel import SimChannel, channel_pair
-from llmgw.sim.machine import SimMachine
-from llmgw.sim.replicas import Behaviour, SimReplicas
+from llmgw.domain.ports import Machine
+from llmgw.sim.replicas import Behaviour, Serve, SimReplicas
 
 GPU_MIB: Final = 81_920
 CPU_MIB: Final = 262_144
-Accept = Callable[[SimChannel], Awaitable[None]]
+FOLDER: Final = Path("/agent")  # on the simulated disk
 
 
 def gpus(count: int, node: str) -> tuple[Device, ...]:
@@ -33,31 +29,35 @@ def gpus(count: int, node: str) -> tuple[Device, ...]:
 
 
 class SimNode:
-    """`accepts` maps a control plane's url to what takes a new channel there; a missing one refuses the connection.
+    """`replicas` live in `nursery`, which is the machine; `run` is the agent, which may be cancelled and run again.
 
-    `replicas` live in `nursery`, which is the machine; `run` is the agent, which may be cancelled and run again.
+    `serve` gives each ready replica a real address; without it, it has one where nothing listens.
     """
 
     def __init__(
         self,
-        machine: SimMachine,
+        machine: Machine,
         nursery: trio.Nursery,
         name: str,
-        accepts: Mapping[str, Accept],
+        dial: Dial,
+        control_planes: tuple[str, ...],
         *,
         devices: tuple[Device, ...] | None = None,
         behaviour: Behaviour | None = None,
         facility: str = "",
         labels: Mapping[str, str] | None = None,
+        ports: tuple[int, int] = (20000, 20999),
+        serve: Serve | None = None,
     ) -> None:
         self.machine = machine
         self.name = name
         self.id = NodeId(f"node-{name}")
-        self._nursery = nursery
-        self._accepts = accepts
+        self._dial = dial
+        self._control_planes = control_planes
         self._facility = facility
         self._labels = labels or {}
-        self.replicas = SimReplicas(machine, nursery, behaviour or Behaviour(), devices or gpus(0, name))
+        self._ports = ports
+        self.replicas = SimReplicas(machine, nursery, behaviour or Behaviour(), devices or gpus(0, name), serve=serve)
 
     def facts(self) -> NodeFacts:
         return NodeFacts(
@@ -68,29 +68,18 @@ class SimNode:
             build=__version__,
             facility=self._facility,
             labels=self._labels,
+            ports=self._ports,
             devices=self.replicas.devices(),
             engines=tuple(FoundEngine(engine, "sim") for engine in ENGINES if engine != "openai"),
         )
 
     async def run(self) -> None:
         """The agent: sessions with every control plane, until cancelled."""
-        fence = Fence(self.machine, Path("/agent"))
+        fence = Fence(self.machine, FOLDER)
         await fence.load()
         sessions = Sessions(
-            self.machine, fence, lambda: self.replicas, self.facts, self._dial, folder=Path("/agent"), control_planes=tuple(self._accepts)
+            self.machine, fence, lambda: self.replicas, self.facts, self._dial, folder=FOLDER, control_planes=self._control_planes
         )
         self.replicas.changed = sessions.changed
         self.replicas.event = sessions.event
         await sessions.run()
-
-    @asynccontextmanager
-    async def _dial(self, url: str) -> AsyncIterator[Channel]:
-        accept = self._accepts.get(url)
-        if accept is None:
-            raise Unavailable(f"{url} cannot be reached")
-        mine, theirs = channel_pair(self.name, url)
-        self._nursery.start_soon(accept, theirs)
-        try:
-            yield mine
-        finally:
-            await mine.close()

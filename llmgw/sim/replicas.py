@@ -6,7 +6,7 @@ They move only by the legal moves, restart in place by the policy they were give
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import attrs
 import trio
@@ -26,7 +26,7 @@ PID_FIRST: Final = 10_000
 class Behaviour:
     """How this node's engines behave. `crashes(order, attempt)` True: the attempt ends while loading. Seconds throughout."""
 
-    load_s: float = 1.0
+    load_s: Callable[[ReplicaOrder], float] = lambda order: 1.0
     stop_s: float = 0.1
     crashes: Callable[[ReplicaOrder, int], bool] = lambda order, attempt: False
     refuses: Callable[[ReplicaOrder], LlmgwError | None] = lambda order: None
@@ -39,6 +39,12 @@ class _Running:
     scope: trio.CancelScope
 
 
+class Serve(Protocol):
+    """Serves one replica's engine at its port until cancelled; says started() when it listens. Raises OSError when it cannot."""
+
+    async def __call__(self, report: ReplicaReport, *, task_status: trio.TaskStatus[object]) -> None: ...
+
+
 class SimReplicas:
     """The `Replicas` port. `nursery` is the simulated machine's own: killing the agent leaves it alone.
 
@@ -46,13 +52,20 @@ class SimReplicas:
     """
 
     def __init__(
-        self, machine: Machine, nursery: trio.Nursery, behaviour: Behaviour, devices: tuple[Device, ...], address: str = "127.0.0.1"
+        self,
+        machine: Machine,
+        nursery: trio.Nursery,
+        behaviour: Behaviour,
+        devices: tuple[Device, ...],
+        address: str = "127.0.0.1",
+        serve: Serve | None = None,
     ) -> None:
         self._machine = machine
         self._nursery = nursery
         self.behaviour = behaviour
         self._devices = devices
         self._address = address
+        self._serve = serve
         self._running: dict[ReplicaId, _Running] = {}
         self._pid = PID_FIRST
         self.changed: Callable[[ReplicaReport], None] = lambda report: None
@@ -145,15 +158,29 @@ class SimReplicas:
                 self._pid += 1
                 self.started += 1
                 self._move(replica, ReplicaState.LOADING, "", pid=self._pid)
-                await self._machine.sleep_until(self._machine.now_s() + self.behaviour.load_s)
+                await self._machine.sleep_until(self._machine.now_s() + self.behaviour.load_s(order))
                 if not self.behaviour.crashes(order, attempt):
-                    self._move(replica, ReplicaState.READY, "")
+                    await self._be_ready(replica)
                     return
                 self.stopped += 1
                 if attempt >= order.restart.attempts:
                     self._move(replica, ReplicaState.FAILED, "exit code 1", pid=0, exit_code=1, log_tail=("simulated crash",))
                     return
                 self._move(replica, ReplicaState.STARTING, "exit code 1", pid=0, attempt=attempt + 1)
+
+    async def _be_ready(self, replica: ReplicaId) -> None:
+        """Ready, and for as long as it lives answering at its port where it serves at all."""
+        one = self._running[replica]
+        if self._serve is None:
+            self._move(replica, ReplicaState.READY, "")
+            return
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(self._serve, one.report)
+            except OSError as err:
+                self._move(replica, ReplicaState.FAILED, f"cannot listen: {err.strerror or err}", pid=0)
+            else:
+                self._move(replica, ReplicaState.READY, "")
 
     async def _end(self, replica: ReplicaId, why: str) -> None:
         await self._machine.sleep_until(self._machine.now_s() + self.behaviour.stop_s)

@@ -18,13 +18,15 @@ import tomli_w
 import trio
 
 from llmgw.domain.errors import EXIT_OK
+from llmgw.domain.model import ModelSpec, Profile, ReplicaCounts
 from llmgw.domain.ports import Machine
 from llmgw.domain.replica import ReplicaState
 from llmgw.settings.address import UnixAddress, parse_listen
 from llmgw.settings.load import Loaded
 from llmgw.settings.schema import Settings, StoreSettings
+from llmgw.sim.fleet import FleetPlan, run_fleet
 from llmgw.wiring import demo
-from llmgw.wiring.agent import run_agent
+from llmgw.wiring.agent import dialler, run_agent
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.runs import run_role
@@ -40,13 +42,40 @@ SAY_AGAIN_S: Final = 5.0  # between lines about it where no terminal shows a mov
 log = structlog.get_logger("llmgw.dev")
 
 
-def dev_main(loaded: Loaded, *, port: int | None, admin_port: int | None, data_dir: Path, with_engine: bool) -> int:
+@attrs.frozen
+class ThisMachine:
+    """A real agent on this machine; `demo` False: without the demo model."""
+
+    demo: bool = True
+
+
+@attrs.frozen
+class Simulated:
+    """Simulated nodes that really answer, and two models for them."""
+
+    nodes: int
+
+    @property
+    def fleet(self) -> FleetPlan:
+        return FleetPlan(nodes=self.nodes, serve=True, load_s=(0.5, 4.0))
+
+
+Nodes = ThisMachine | Simulated
+SIM_MODELS: Final = (
+    ModelSpec("sim-small", (Profile("vllm", "vllm", "sim/small", gpus=1, memory_mib=60_000),), ("sim",), replicas=ReplicaCounts(0, 64, 3)),
+    ModelSpec("sim-large", (Profile("vllm", "vllm", "sim/large", gpus=4, memory_mib=280_000),), replicas=ReplicaCounts(0, 16, 1)),
+)
+
+
+def dev_main(loaded: Loaded, *, port: int | None, admin_port: int | None, data_dir: Path, nodes: Nodes) -> int:
     """Runs until Ctrl-C. Raises LlmgwError when it cannot run."""
     settings = dev_settings(loaded, port, admin_port, data_dir)
     configure_logs(settings.log)
-    if with_engine:
+    if isinstance(nodes, ThisMachine) and nodes.demo:
         demo.check_installed()
-    run_role(_main, attrs.evolve(loaded, settings=settings), data_dir, with_engine)
+    if isinstance(nodes, Simulated):
+        nodes.fleet.check()
+    run_role(_main, attrs.evolve(loaded, settings=settings), data_dir, nodes)
     return EXIT_OK
 
 
@@ -82,20 +111,20 @@ def is_loopback(listen: str) -> bool:
     return isinstance(address, UnixAddress) or address.host in ("127.0.0.1", "::1", "localhost")
 
 
-async def _main(loaded: Loaded, data_dir: Path, with_engine: bool) -> None:
+async def _main(loaded: Loaded, data_dir: Path, nodes: Nodes) -> None:
     machine = RealMachine()
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         await nursery.start(wait_for_stop, stop.set)
 
         async def run() -> None:
-            await _run(machine, loaded, data_dir, with_engine, stop)
+            await _run(machine, loaded, data_dir, nodes, stop)
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(run)
 
 
-async def _run(machine: Machine, loaded: Loaded, data_dir: Path, with_engine: bool, stop: trio.Event) -> None:
+async def _run(machine: Machine, loaded: Loaded, data_dir: Path, nodes: Nodes, stop: trio.Event) -> None:
     ended, agent_ended = trio.Event(), trio.Event()
     ctl_file = data_dir / CTL_FILE
     async with trio.open_nursery() as nursery:
@@ -105,8 +134,9 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, with_engine: bo
             ended.set()
 
         running: Running = await nursery.start(control)
-        if not with_engine and running.controller.models.catalog.get(demo.MODEL_NAME) is not None:
-            await running.controller.models.remove(demo.MODEL_NAME)  # of an earlier run; before the agent can start it
+        models = running.controller.models
+        if nodes != ThisMachine(demo=True) and models.catalog.get(demo.MODEL_NAME) is not None:
+            await models.remove(demo.MODEL_NAME)  # of an earlier run; before an agent can start it
         told = {"server": running.admin_url, "token": running.admin_token}
         machine.disk.write(ctl_file, tomli_w.dumps(told).encode())
         try:
@@ -115,14 +145,18 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, with_engine: bo
                 loaded.settings.agent, control_planes=(running.admin_url,), token_file=str(running.agent_token_file), checkpoints_dir=""
             )
 
-            async def run_the_agent(task_status: trio.TaskStatus[None]) -> None:
+            async def run_nodes(task_status: trio.TaskStatus[object]) -> None:
                 with agent_scope:
-                    await run_agent(machine, agent, stop_engines=True, task_status=task_status)
+                    if isinstance(nodes, ThisMachine):
+                        await run_agent(machine, agent, stop_engines=True, task_status=task_status)
+                    else:
+                        dial = dialler(machine, running.agent_token_file)
+                        await run_fleet(nodes.fleet, dial, (running.admin_url,), task_status=task_status)
                 agent_ended.set()
 
-            await nursery.start(run_the_agent)
+            await nursery.start(run_nodes)
             async with trio.open_nursery() as work:
-                work.start_soon(_show, machine, running, data_dir, with_engine)
+                work.start_soon(_show, machine, running, data_dir, nodes)
                 await stop.wait()
                 work.cancel_scope.cancel()
             _say("\nStopping; engines end too (Ctrl-C again ends at once) ...")
@@ -136,10 +170,16 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, with_engine: bo
                 os.unlink(ctl_file)
 
 
-async def _show(machine: Machine, running: Running, data_dir: Path, with_engine: bool) -> None:
-    """Puts the demo model into the catalog and tells how far it is, then says how to use it all."""
+async def _show(machine: Machine, running: Running, data_dir: Path, nodes: Nodes) -> None:
+    """Puts the models into the catalog and tells how far the demo's is, then says how to use it all."""
     models = running.controller.models
-    if not with_engine:
+    if isinstance(nodes, Simulated):
+        if not models.catalog.models:
+            await models.apply(SIM_MODELS)
+        _say(f"{nodes.nodes} simulated nodes; their engines answer with made-up words.")
+        _banner(running, data_dir, SIM_MODELS[0].name)
+        return
+    if not nodes.demo:
         _banner(running, data_dir, None)
         return
     line = _Progress()

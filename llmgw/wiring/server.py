@@ -20,7 +20,9 @@ import trio
 
 from llmgw.admin.app import make_app
 from llmgw.admin.auth import AdminAuth, hash_token
+from llmgw.admin.relay import RouterAddress
 from llmgw.admin.serve import bind_admin, serve_admin
+from llmgw.admin.sign_in import SignIn
 from llmgw.agent.checkpoints import size_bytes
 from llmgw.control.controller import Controller, Objects
 from llmgw.control.settings_poller import poll_file

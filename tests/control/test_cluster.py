@@ -34,7 +34,7 @@ def test_a_model_is_placed_loaded_and_published() -> None:
 def test_a_model_without_a_ready_replica_is_listed_with_its_reason() -> None:
     async def main(world: World) -> None:
         await world.start_control(model("a"), model("big", memory_mib=10**9))
-        await world.add_node("n1", behaviour=Behaviour(load_s=5.0))
+        await world.add_node("n1", behaviour=Behaviour(load_s=lambda order: 5.0))
         await world.wait(lambda: any(a.reason is AbsenceReason.LOADING and "a" in a.names for a in world.router.endpoints.absences))
         await world.wait(lambda: len(world.served("a")) == 1)
         (absence,) = world.router.endpoints.absences
@@ -78,7 +78,7 @@ def test_a_replica_that_used_its_attempts_is_failed_closes_its_node_and_comes_ba
     async def main(world: World) -> None:
         controller = await world.start_control(model("a"))
         broken = {"now": True}
-        node = await world.add_node("n1", behaviour=Behaviour(load_s=0.5, crashes=lambda order, attempt: broken["now"]))
+        node = await world.add_node("n1", behaviour=Behaviour(load_s=lambda order: 0.5, crashes=lambda order, attempt: broken["now"]))
         await world.wait(lambda: any(r.state is ReplicaState.FAILED for r in controller.replicas()))
         started = node.replicas.started
         assert started == 6
@@ -269,7 +269,9 @@ def test_a_changed_profile_is_rolled_out_one_at_a_time_with_traffic_served() -> 
 def test_an_update_stops_at_its_first_failure_and_the_old_replicas_go_on() -> None:
     async def main(world: World) -> None:
         controller = await world.start_control(model("a", 2))
-        await world.add_node("n1", behaviour=Behaviour(load_s=0.2, crashes=lambda order, attempt: "--bad" in order.profile.args))
+        await world.add_node(
+            "n1", behaviour=Behaviour(load_s=lambda order: 0.2, crashes=lambda order, attempt: "--bad" in order.profile.args)
+        )
         await world.wait(lambda: len(world.served("a")) == 2)
         old = world.served("a")
         await controller.models.apply((model("a", 2, args=("--bad",)),))

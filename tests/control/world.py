@@ -16,7 +16,7 @@ from llmgw.domain.model import Catalog, ModelSpec, Profile, ReplicaCounts
 from llmgw.domain.node import Device
 from llmgw.domain.replica import ReplicaState
 from llmgw.settings.schema import Settings
-from llmgw.sim.channel import SimChannel
+from llmgw.sim.channel import SimChannel, SimNetwork
 from llmgw.sim.machine import SimMachine
 from llmgw.sim.node import SimNode
 from llmgw.sim.replicas import Behaviour
@@ -57,6 +57,8 @@ class World:
         self.control: ControlPlane | None = None
         self.store: Store | None = None
         self.starts = 0
+        self.network = SimNetwork(nursery)
+        self.network.accepts[URL] = self._accept
 
     async def start_control(self, *specs: ModelSpec) -> Controller:
         if self.store is None:
@@ -104,7 +106,7 @@ class World:
         seed: int | None = None,
     ) -> SimNode:
         machine = SimMachine(seed or self.seed * 1000 + len(self.nodes), booted_s=50.0 * len(self.nodes))
-        node = SimNode(machine, self.nursery, name, {URL: self._accept}, devices=devices, behaviour=behaviour, facility=facility)
+        node = SimNode(machine, self.nursery, name, self.network.dial, (URL,), devices=devices, behaviour=behaviour, facility=facility)
         self.nodes[name] = node
         self.start_agent(name)
         return node

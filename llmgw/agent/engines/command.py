@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from llmgw.agent.engines.description import KEY_VARIABLE, Counters, Launch, Place
+from llmgw.agent.engines.description import KEY_VARIABLE, Counters, Launch, Place, Program
 from llmgw.domain.errors import Invalid
 from llmgw.domain.replica import ReplicaOrder
 
@@ -26,6 +26,7 @@ class CommandEngine:
     stop_signal: signal.Signals = signal.SIGTERM
     metrics_path: str | None = None
     distribution: str | None = None
+    program: Program | None = None
 
     def ready_path(self, order: ReplicaOrder) -> str:
         return order.profile.ready_path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping
 from typing import Final, Protocol
@@ -51,6 +52,14 @@ class Counters:
     progress: float
 
 
+@attrs.frozen
+class Program:
+    """The program of an engine that is installed by itself: its name in PATH, and where its version stands in what `--version` prints."""
+
+    name: str
+    version: re.Pattern[str]  # the first group is the version
+
+
 class Engine(Protocol):
     """One engine. Descriptions are stateless and pure."""
 
@@ -70,6 +79,11 @@ class Engine(Protocol):
     @property
     def distribution(self) -> str | None:
         """The Python distribution that must be installed for it; None: none is needed."""
+        ...
+
+    @property
+    def program(self) -> Program | None:
+        """The program that must be on the node for it, unless the order's `engine_command` says what to run; None: none is needed."""
         ...
 
     def ready_path(self, order: ReplicaOrder) -> str: ...

@@ -15,6 +15,8 @@ from llmgw.agent.engines.description import Launch, Place
 START_VARIABLE: Final = "LLMGW_START"  # the start token: whoever holds it in its environment is ours, whatever its parent
 
 _PROXIES: Final = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY"})
+# llama.cpp's options: one in the agent's own environment would be one that nobody asked of this model.
+_OPTIONS: Final = re.compile(r"^LLAMA_ARG_|^AIP_")
 _SECRET: Final = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|_KEY$|APIKEY|_DSN$|^AWS_|^LLMGW_")
 # systemd's notes to the agent: an engine that spoke on them would speak for the agent.
 _SUPERVISION: Final = frozenset(
@@ -28,7 +30,11 @@ def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name.upper() not in _PROXIES and not _SECRET.search(name.upper()) and name not in _SUPERVISION and name not in _DEVICES
+        if name.upper() not in _PROXIES
+        and not _SECRET.search(name.upper())
+        and not _OPTIONS.search(name)
+        and name not in _SUPERVISION
+        and name not in _DEVICES
     }
 
 

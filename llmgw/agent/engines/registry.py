@@ -8,6 +8,8 @@ from typing import Final
 
 from llmgw.agent.engines.command import CommandEngine
 from llmgw.agent.engines.description import Engine
+from llmgw.agent.engines.llama_cpp import LlamaCppEngine
 from llmgw.agent.engines.xllamacpp import XllamacppEngine
 
-ENGINES: Final[Mapping[str, Engine]] = MappingProxyType({engine.name: engine for engine in (CommandEngine(), XllamacppEngine())})
+_EVERY: Final[tuple[Engine, ...]] = (CommandEngine(), LlamaCppEngine(), XllamacppEngine())
+ENGINES: Final[Mapping[str, Engine]] = MappingProxyType({engine.name: engine for engine in _EVERY})

@@ -15,8 +15,8 @@ from typing import Final
 import attrs
 
 from llmgw.agent import own_modules
-from llmgw.agent.engines.description import KEY_VARIABLE, Counters, Launch, Place
-from llmgw.agent.engines.metrics import samples
+from llmgw.agent.engines import llama_family
+from llmgw.agent.engines.description import KEY_VARIABLE, Counters, Launch, Place, Program
 from llmgw.domain.errors import Invalid
 from llmgw.domain.model import ModelKind
 from llmgw.domain.replica import ReplicaOrder
@@ -76,38 +76,31 @@ def options(args: Sequence[str]) -> dict[str, int | str | bool]:
 class XllamacppEngine:
     name: str = "xllamacpp"
     stop_signal: signal.Signals = signal.SIGTERM
-    metrics_path: str | None = "/metrics"
+    metrics_path: str | None = llama_family.METRICS_PATH
     distribution: str | None = "xllamacpp"
+    program: Program | None = None
 
     def ready_path(self, order: ReplicaOrder) -> str:
-        return "/health"  # 503 until the weights are loaded
+        return llama_family.READY_PATH
 
     def launch(self, place: Place) -> Launch:
+        """Raises `Invalid` for a kind that llama.cpp does not serve and for an option that it does not take."""
         order = place.order
+        llama_family.check_kind(self.name, order.kind)
         options(order.profile.args)
         env = {
             KEY_VARIABLE: place.key,
             HOST_VARIABLE: place.host,
             PORT_VARIABLE: str(place.port),
             CHECKPOINT_VARIABLE: place.checkpoint,
-            # Of several names llama.cpp reports whichever sorts first. Routers ask it by the model's own name and put the client's back.
-            NAMES_VARIABLE: json.dumps([order.model]),
+            NAMES_VARIABLE: json.dumps([llama_family.name_told(order)]),
         }
         if order.kind is ModelKind.EMBEDDING:
             env[EMBEDDING_VARIABLE] = "1"
-        if order.kind in (ModelKind.RERANK, ModelKind.SCORE):
+        if order.kind is ModelKind.RERANK:
             env[RERANK_VARIABLE] = "1"
         start = order.engine_command or own_modules.command_line(ENTRY_MODULE, place.python)
         return Launch((*start, *order.profile.args), env)
 
     def counters(self, text: str) -> Counters | None:
-        found = samples(text)
-        if "llamacpp:requests_processing" not in found:
-            return None
-        running = found["llamacpp:requests_processing"] + found.get("llamacpp:requests_deferred", 0.0)
-        # Decode calls rise within one answer, where the token totals wait for its end.
-        progress = sum(
-            found.get(f"llamacpp:{name}", 0.0)
-            for name in ("prompt_tokens_total", "prompt_tokens_cached_total", "tokens_predicted_total", "n_decode_total")
-        )
-        return Counters(int(running), progress)
+        return llama_family.counters(text)
