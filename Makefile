@@ -5,12 +5,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo dev test test-fast format lint types tests reference lock clean help
+.PHONY: bench demo dev test test-fast test-packages format lint types tests zipapp deb reference lock clean help
 
 help:
 	@echo "make demo       a real model behind llmgw on this machine, until Ctrl-C"
 	@echo "make test       format, lint, types, tests"
 	@echo "make test-fast  the tests that need no engine and no processes"
+	@echo "make zipapp     dist/llmgw.pyz: one file that needs Python and nothing else"
+	@echo "make deb        dist/llmgw_VERSION_ARCHITECTURE.deb, for Debian 12"
+	@echo "make test-packages  both, tried out in a bare Debian (as root, with debootstrap and lintian)"
+	@echo "make bench      measure, and write docs/performance.md"
 	@echo "make reference  write the generated pages and the example file anew"
 	@echo "make lock       pin the dependencies anew"
 
@@ -47,10 +51,23 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 tests: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not packages"
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not packages"
+
+# Both hold compiled parts, so they are for the minor version of Python and the kind of machine that builds them.
+zipapp: $(VENV)/.dev
+	$(BIN)/python packaging/pyz.py dist/llmgw.pyz
+
+deb: zipapp
+	$(BIN)/python packaging/deb.py dist/llmgw.pyz dist
+
+test-packages: zipapp deb
+	$(BIN)/python -m pytest -m packages tests/packages
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks
 
 reference: $(VENV)/.dev
 	$(BIN)/python -m llmgw.settings.example

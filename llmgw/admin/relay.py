@@ -75,7 +75,7 @@ class Relay:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Invalid("the client hung up", code="hung_up")
-                body += message.get("body", b"")
+                body += bytes(message.get("body", b""))
                 if len(body) > self._limits.body_bytes:
                     raise TooLarge("the request's body is too large")
                 if not message.get("more_body", False):
@@ -136,7 +136,7 @@ async def _exchange(stream: Stream, scope: Scope, path: bytes, body: bytes, send
             event = connection.next_event()
             if event is h11.NEED_DATA:
                 with trio.fail_after(SILENCE_S):
-                    connection.receive_data(await stream.receive_some(READ_BYTES))
+                    connection.receive_data(bytes(await stream.receive_some(READ_BYTES)))
             elif isinstance(event, h11.Response):
                 kept = [(name, value) for name, value in event.headers if _ANSWERED.match(name)]
                 kept += [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]

@@ -122,7 +122,9 @@ def model_table(spec: ModelSpec, *, secrets: bool) -> dict[str, Any]:
     return table
 
 
-def node_view(node: ObservedNode, stored: StoredNode | None, replicas: Iterable[ObservedReplica], wall_s: float) -> dict[str, Any]:
+def node_view(
+    node: ObservedNode, stored: StoredNode | None, replicas: Iterable[ObservedReplica], now_s: float, wall_s: float
+) -> dict[str, Any]:
     facts = node.facts
     own = [replica for replica in replicas if replica.node == node.id]
     return {
@@ -137,8 +139,8 @@ def node_view(node: ObservedNode, stored: StoredNode | None, replicas: Iterable[
         "draining": node.draining,
         "drain_left_s": None if node.drain_left_s is None else round(max(0.0, node.drain_left_s), 1),
         "connected": node.connected,
-        "heard_age_s": round(node.unheard_s, 3),
-        "last_seen": time_text(wall_s - node.unheard_s),
+        "heard_age_s": round((now_s - node.heard_s), 3),
+        "last_seen": time_text(wall_s - (now_s - node.heard_s)),
         "build": facts.build,
         "cpus": facts.cpus,
         "memory_mib": facts.memory_mib,
@@ -189,14 +191,16 @@ def event_view(event: Event) -> dict[str, Any]:
     }
 
 
-def problems(models: Iterable[Mapping[str, Any]], nodes: Iterable[ObservedNode], replicas: Iterable[ObservedReplica]) -> list[str]:
+def problems(
+    models: Iterable[Mapping[str, Any]], nodes: Iterable[ObservedNode], replicas: Iterable[ObservedReplica], now_s: float
+) -> list[str]:
     """What needs a person, a sentence each."""
     found = []
     for model in models:
         if model["state"] not in ("ready", "stopped", "loading"):
             why = f": {model['reason']}" if model["reason"] else ""
             found.append(f"model {model['name']}: {model['ready']} of {model['replicas_wanted']} ready, {model['state']}{why}")
-    found += [f"node {node.name} is lost: silent for {node.unheard_s:.0f} s" for node in nodes if node.state is NodeState.LOST]
+    found += [f"node {node.name} is lost: silent for {(now_s - node.heard_s):.0f} s" for node in nodes if node.state is NodeState.LOST]
     for replica in replicas:
         if replica.state is ReplicaState.FAILED:
             found.append(f"replica {replica.id} failed: {replica.report.reason or 'no reason was given'}")

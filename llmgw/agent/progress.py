@@ -15,6 +15,9 @@ from llmgw.agent.engines.description import Counters
 FAILING_ANSWERS: Final = 5  # of the last 10 (agent.md 3)
 SEEN_FRESH_S: Final = 30.0  # what routers said longer ago says nothing about now; three heartbeats
 UNWELL_IN_A_ROW: Final = 3  # looks at the readiness path with a bad answer; one or two may be a hiccup of a busy engine
+# An engine whose counters come from the loop that does its work tells none while that is stuck. The routers' view stands in then, as
+# for one that has no counters. As long as what routers say is believed.
+COUNTERS_FRESH_S: Final = SEEN_FRESH_S
 PARDON_S: Final = 60.0  # how long old failures are overlooked after a return; ten answers come sooner unless there is hardly any traffic
 PROOFS_TO_RETURN: Final = 3  # good probes in a row that end a bench for failing
 
@@ -49,12 +52,13 @@ class Seen:
 class Progress:
     """What is known of one ready engine.
 
-    `moved_s` is when its counters last rose, or it had nothing to do. `forgiven`: the failures that routers still count
+    `moved_s` is when its counters last rose, or it had nothing to do; `counted_s` when it last told them. `forgiven`: the failures that routers still count
     from before it came back from the bench; they fall out of their last ten answers as new ones come.
     """
 
     moved_s: float
     counters: Counters | None = None
+    counted_s: float = 0.0
     seen: Seen | None = None
     bad_looks: int = 0
     forgiven: int = 0
@@ -67,7 +71,7 @@ def counted(progress: Progress, counters: Counters | None, now_s: float) -> Prog
         return progress
     before = progress.counters
     moved = counters.running == 0 or before is None or counters.progress != before.progress or before.running == 0
-    return attrs.evolve(progress, counters=counters, moved_s=now_s if moved else progress.moved_s)
+    return attrs.evolve(progress, counters=counters, counted_s=now_s, moved_s=now_s if moved else progress.moved_s)
 
 
 def reported(progress: Progress, seen: Seen) -> Progress:
@@ -92,15 +96,14 @@ def pardoned(progress: Progress, now_s: float) -> Progress:
 
 
 def judge(progress: Progress, progress_limit_s: float, now_s: float) -> Verdict:
-    """The engine's own counters are believed over the routers' view where it has both."""
+    """The engine's own counters are believed over the routers' view where it has both and tells its own."""
     seen = progress.seen if progress.seen and now_s - progress.seen.heard_s <= SEEN_FRESH_S else None
     forgiven = progress.forgiven if now_s - progress.pardoned_s <= PARDON_S else 0
     if seen and seen.failures >= FAILING_ANSWERS and seen.failures > forgiven:
         return Verdict.FAILING
     if progress.bad_looks >= UNWELL_IN_A_ROW:
         return Verdict.SUSPECT
-    if progress.counters is not None:
-        still = progress.counters.running > 0 and now_s - progress.moved_s > progress_limit_s
-    else:
-        still = seen is not None and seen.in_flight > 0 and seen.silent_s > progress_limit_s
+    still = progress.counters is not None and progress.counters.running > 0 and now_s - progress.moved_s > progress_limit_s
+    if progress.counters is None or now_s - progress.counted_s > COUNTERS_FRESH_S:
+        still = still or seen is not None and seen.in_flight > 0 and seen.silent_s > progress_limit_s
     return Verdict.SUSPECT if still else Verdict.FINE

@@ -17,7 +17,7 @@ import trio
 
 from llmgw.control.catalog import LiveCatalog, Models
 from llmgw.control.commands import Commands
-from llmgw.control.endpoint_list import build_list
+from llmgw.control.endpoint_list import Made, build_list
 from llmgw.control.engine_watch import watch_engines
 from llmgw.control.event_log import EventLog
 from llmgw.control.footprint import SizeOf, needs
@@ -129,6 +129,7 @@ class Controller:
         self._secret = secret
         self._policy_sinks: list[PolicySink] = []
         self._usage_sources: list[UsageSource] = []
+        self._made: Made = {}
         self._list: tuple[_MadeOf, dict[str, Reason | None], EndpointList] | None = None
         self._needs: tuple[Catalog, Mapping[str, MemoryNeed]] | None = None
         self.inventory = Inventory(machine.now_s, self._changed)
@@ -313,7 +314,7 @@ class Controller:
             await changed.wait()
 
     async def _watch_engines(self) -> None:
-        await watch_engines(self.machine, self.leadership, self.sessions, self.observe, self.use)
+        await watch_engines(self.machine, self.leadership, self.sessions, self.inventory.find, self.use)
 
     async def _keep_house(self) -> None:
         while True:
@@ -354,7 +355,7 @@ class Controller:
             why = {name: reasons.get(name) for name in self._list[1]}
             if why == self._list[1]:
                 return self._list[2]
-        endpoints = build_list(made_of.catalog, made_of.choices, observed, reasons, made_of.static, self._secret)
+        endpoints = build_list(made_of.catalog, made_of.choices, observed, reasons, made_of.static, self._secret, self._made)
         why = {f"model/{absence.names[0]}": reasons.get(f"model/{absence.names[0]}") for absence in endpoints.absences}
         self._list = (made_of, why, endpoints)
         return endpoints

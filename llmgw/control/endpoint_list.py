@@ -14,6 +14,9 @@ from llmgw.domain.replica import ReplicaState
 _COMING = frozenset({ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.LOADING})
 
 
+Made = dict[ReplicaId, tuple[ObservedReplica, ModelSpec, Endpoint]]
+
+
 def build_list(
     catalog: Catalog,
     choices: Mapping[str, str],
@@ -21,9 +24,11 @@ def build_list(
     reasons: Mapping[str, Reason],
     static: tuple[Endpoint, ...] = (),
     secret: Callable[[str], str] = lambda name: "",
+    made: Made | None = None,
 ) -> EndpointList:
     """The list. `reasons` are the last plan's, by object; `static` are a file's endpoints, published beside the replicas;
-    `secret(name)` gives the key that a profile names in the environment ("" where it names none).
+    `secret(name)` gives the key that a profile names in the environment ("" where it names none). `made` remembers the endpoints
+    of the list before, so that unchanged replicas keep theirs.
     """
     closing = {closing.replica for closing in observed.closings}
     by_model: dict[str, list[ObservedReplica]] = {}
@@ -34,12 +39,16 @@ def build_list(
     for model in catalog.models:
         chosen = model.preferred(choices.get(model.name))
         of_model = by_model.get(model.name, [])
-        mine = [_endpoint(model, replica) for replica in of_model if _routable(replica, closing)]
+        mine = [_kept(model, replica, made) for replica in of_model if _routable(replica, closing)]
         if chosen.engine == "openai":
             mine.append(_outside(model, chosen, secret))
         endpoints += mine
         if not mine:
             absences.append(_absence(model, of_model, closing, reasons))
+    if made is not None and len(made) > 2 * len(endpoints) + 100:  # those of replicas that are gone
+        alive = {replica.id for replica in observed.replicas}
+        for gone in made.keys() - alive:
+            del made[gone]
     endpoints.sort(key=lambda endpoint: endpoint.id)
     return EndpointList(tuple(endpoints), tuple(absences))
 
@@ -50,6 +59,19 @@ def _routable(replica: ObservedReplica, closing: set[ReplicaId]) -> bool:
         return False
     # The node is silent, but that alone stops no engine: routers find out by themselves what does not answer.
     return replica.state is ReplicaState.READY or (replica.state is ReplicaState.LOST and report.state is ReplicaState.READY)
+
+
+def _kept(model: ModelSpec, replica: ObservedReplica, made: Made | None) -> Endpoint:
+    if made is None:
+        return _endpoint(model, replica)
+    before = made.get(replica.id)
+    if before is not None and before[0] is replica and before[1] is model:
+        return before[2]
+    endpoint = _endpoint(model, replica)
+    if before is not None and before[2] == endpoint:
+        endpoint = before[2]  # a new report of the same address
+    made[replica.id] = (replica, model, endpoint)
+    return endpoint
 
 
 def _endpoint(model: ModelSpec, replica: ObservedReplica) -> Endpoint:

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from llmgw.control.leadership import Leadership
-from llmgw.control.observed import Observed
 from llmgw.control.sessions import Sessions
 from llmgw.domain.endpoint import EndpointUse
 from llmgw.domain.errors import Unavailable
-from llmgw.domain.ids import EndpointId
+from llmgw.domain.ids import EndpointId, NodeId, ReplicaId
 from llmgw.domain.ports import Machine
-from llmgw.domain.replica import ReplicaState
+from llmgw.domain.replica import ReplicaReport, ReplicaState
 from llmgw.protocol.messages import EngineSeen
 
 WATCH_S: Final = 1.0  # an engine that stands still is judged after tens of seconds; a second is fine enough
@@ -23,23 +22,22 @@ async def watch_engines(
     machine: Machine,
     leadership: Leadership,
     sessions: Sessions,
-    observe: Callable[[], Observed],
+    find: Callable[[ReplicaId], tuple[NodeId, ReplicaReport] | None],
     use: Callable[[], Mapping[EndpointId, EndpointUse]],
 ) -> None:
-    """Until cancelled."""
+    """Until cancelled. `find` says where a replica is; an endpoint of a replica has its id."""
     while True:
         await machine.sleep_until(machine.now_s() + WATCH_S)
         if not leadership.is_leader:
             continue
         token = leadership.token
-        seen = use()
-        for replica in observe().replicas:
-            of = seen.get(EndpointId(replica.id))
-            if of is None or replica.state is not ReplicaState.READY:
+        for endpoint, of in use().items():
+            if of.silent_s < TELL_SILENCE_S and not of.failures:
                 continue
-            if of.silent_s >= TELL_SILENCE_S or of.failures:
-                message = EngineSeen(token, replica.id, of.in_flight, of.silent_s, of.answers, of.failures)
-                try:
-                    sessions.send_nowait(replica.node, message)
-                except Unavailable:
-                    continue  # the session has just ended; what is seen will be seen again
+            found = find(ReplicaId(endpoint))
+            if found is None or found[1].state is not ReplicaState.READY:
+                continue
+            try:
+                sessions.send_nowait(found[0], EngineSeen(token, ReplicaId(endpoint), of.in_flight, of.silent_s, of.answers, of.failures))
+            except Unavailable:
+                continue  # the session has just ended; what is seen will be seen again

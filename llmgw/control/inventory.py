@@ -38,6 +38,7 @@ class NodeEntry:
     replicas: dict[ReplicaId, ReplicaReport] = attrs.Factory(dict)
     reported_s: dict[ReplicaId, float] = attrs.Factory(dict)  # when each report came, so that its age goes on
     ordered: dict[ReplicaId, tuple[ReplicaOrder, float]] = attrs.Factory(dict)  # sent, not yet reported
+    shown: tuple[tuple[object, ...], ObservedNode] | None = None  # what `observe` last made of the node, and of what
     seen: tuple[NodeState, tuple[ObservedReplica, ...]] | None = None  # what `observe` last made of it; None after a change
 
 
@@ -63,6 +64,8 @@ class Inventory:
         # The same tuple for as long as nothing in it has changed: the publisher and the planner know by that that nothing has.
         self._observed: tuple[ObservedReplica, ...] = ()
         self._observed_of = 0  # nodes
+        self._by_name: list[tuple[NodeId, NodeEntry]] = []
+        self._where: dict[ReplicaId, NodeId] = {}
 
     # --- what comes in
 
@@ -90,6 +93,8 @@ class Inventory:
             self._forget_refusals(facts.id)  # registered anew
         if entry.known_token is not None:  # one that never answers must not hold up the others anew at each session
             entry.awaited_s = self._now_s()
+        if entry.facts.name != facts.name:
+            self._by_name = []
         entry.facts, entry.connected, entry.known_token = facts, True, None
         self.heard(facts.id)
 
@@ -121,6 +126,7 @@ class Inventory:
             entry.known_token = token
         for replica in entry.replicas:
             entry.ordered.pop(replica, None)
+            self._where[replica] = node
         self._prune()
         self._changed()
 
@@ -130,6 +136,7 @@ class Inventory:
         entry.seen = None
         entry.replicas[report.order.id] = report
         entry.reported_s[report.order.id] = self._now_s()
+        self._where[report.order.id] = node
         entry.ordered.pop(report.order.id, None)
         self._changed()
 
@@ -148,6 +155,7 @@ class Inventory:
         entry = self._nodes[node]
         entry.seen = None
         entry.ordered[order.id] = (order, self._now_s())
+        self._where[order.id] = node
 
     def refuse(self, node: NodeId, replica: ReplicaId, code: str, text: str) -> None:
         """The agent said no to a start. It is believed: the order is off, and its cause is kept for a while."""
@@ -205,6 +213,10 @@ class Inventory:
             entry.stop_sent = False
 
     def _prune(self) -> None:
+        if len(self._where) > 2 * sum(len(entry.replicas) for entry in self._nodes.values()) + 100:
+            self._where = {replica: node for replica, node in self._where.items() if self.find(replica) is not None}
+        if not self._closings and not self._drains:
+            return
         alive = {replica for entry in self._nodes.values() for replica in (*entry.replicas, *entry.ordered)}
         self._closings = {replica: entry for replica, entry in self._closings.items() if replica in alive}
         self._drains &= alive
@@ -216,11 +228,14 @@ class Inventory:
 
     def find(self, replica: ReplicaId) -> tuple[NodeId, ReplicaReport] | None:
         """Where a replica is and what was last said of it; an ordered one that is not reported yet is pending."""
-        for node, entry in self._nodes.items():
-            if (report := entry.replicas.get(replica)) is not None:
-                return node, report
-            if (ordered := entry.ordered.get(replica)) is not None:
-                return node, ReplicaReport(ordered[0], ReplicaState.PENDING, "ordered", attempt=0)
+        node = self._where.get(replica)
+        if node is None:
+            return None
+        entry = self._nodes[node]
+        if (report := entry.replicas.get(replica)) is not None:
+            return node, report
+        if (ordered := entry.ordered.get(replica)) is not None:
+            return node, ReplicaReport(ordered[0], ReplicaState.PENDING, "ordered", attempt=0)
         return None
 
     def heard_and_counted(self, lost_after_s: float) -> tuple[int, int]:
@@ -245,8 +260,7 @@ class Inventory:
         nodes: list[ObservedNode] = []
         replicas: list[tuple[ObservedReplica, ...]] = []
         same = True
-        for node_id, entry in sorted(self._nodes.items(), key=lambda item: (item[1].facts.name, item[0])):
-            row = stored.get(node_id)
+        for node_id, entry in self._sorted_nodes():
             unheard_s = now_s - entry.heard_s
             known = token is not None and entry.known_token == token
             # After a change of role nobody is lost before the grace has passed: its session may still be on the way.
@@ -254,23 +268,8 @@ class Inventory:
                 state = NodeState.LOST
             else:
                 state = NodeState.READY if known else NodeState.UNKNOWN
-            ports = self._taken_ports.get(node_id, {})
-            facts = entry.facts
-            if row is not None and row.labels:
-                facts = attrs.evolve(facts, labels={**facts.labels, **row.labels})
-            nodes.append(
-                ObservedNode(
-                    facts=facts,
-                    state=state,
-                    connected=entry.connected,
-                    unheard_s=unheard_s,
-                    awaited_s=now_s - entry.awaited_s,
-                    cordoned=row is not None and row.cordoned,
-                    draining=row is not None and row.draining,
-                    drain_left_s=None if row is None or row.drain_deadline_wall_s is None else row.drain_deadline_wall_s - wall_s,
-                    taken_ports=frozenset(port for port, until_s in ports.items() if until_s > now_s),
-                )
-            )
+            node = self._observe_node(node_id, entry, state, stored.get(node_id), now_s, wall_s)
+            nodes.append(node)
             if entry.seen is None or entry.seen[0] is not state:
                 entry.seen = (state, tuple(self._observe_replicas(node_id, entry, state)))
                 same = False
@@ -291,7 +290,43 @@ class Inventory:
             for replica_id, entry in sorted(self._closings.items())
         )
         refusals = tuple(Refusal(node, model, digest, text) for (node, model, digest), (text, _) in sorted(self._refusals.items()))
-        return Observed(tuple(nodes), self._observed, closings, refusals)
+        return Observed(tuple(nodes), self._observed, closings, refusals, now_s)
+
+    def _sorted_nodes(self) -> list[tuple[NodeId, NodeEntry]]:
+        if len(self._by_name) != len(self._nodes):
+            self._by_name = sorted(self._nodes.items(), key=lambda item: (item[1].facts.name, item[0]))
+        return self._by_name
+
+    def _observe_node(
+        self, node_id: NodeId, entry: NodeEntry, state: NodeState, row: StoredNode | None, now_s: float, wall_s: float
+    ) -> ObservedNode:
+        """The same value as before for as long as the node has said nothing and nobody has ordered anything about it."""
+        made_of = (entry.facts, state, entry.connected, entry.heard_s, entry.awaited_s, row)
+        ports = self._taken_ports.get(node_id)
+        deadline_s = row.drain_deadline_wall_s if row is not None else None
+        if (
+            entry.shown is not None
+            and ports is None
+            and deadline_s is None
+            and all(a is b or a == b for a, b in zip(entry.shown[0], made_of, strict=True))
+        ):
+            return entry.shown[1]
+        facts = entry.facts
+        if row is not None and row.labels:
+            facts = attrs.evolve(facts, labels={**facts.labels, **row.labels})
+        node = ObservedNode(
+            facts=facts,
+            state=state,
+            connected=entry.connected,
+            heard_s=entry.heard_s,
+            awaited_since_s=entry.awaited_s,
+            cordoned=row is not None and row.cordoned,
+            draining=row is not None and row.draining,
+            drain_left_s=None if deadline_s is None else deadline_s - wall_s,
+            taken_ports=frozenset(port for port, until_s in (ports or {}).items() if until_s > now_s),
+        )
+        entry.shown = (made_of, node)
+        return node
 
     def _observe_replicas(self, node: NodeId, entry: NodeEntry, state: NodeState) -> Iterator[ObservedReplica]:
         for replica, report in sorted(entry.replicas.items()):

@@ -52,17 +52,17 @@ class Desired:
 
 @attrs.frozen
 class ObservedNode:
-    """A node as the leader sees it. `unheard_s`: seconds since it last spoke.
+    """A node as the leader sees it. Points in time are on this machine's clock, so that a silent node is the same value.
 
-    UNKNOWN: it has not answered this leader's barrier, for `awaited_s` by now; what may run there does not count as missing
-    until `grace_s` of that have passed. `connected` False: nothing can be told to its agent at this moment.
+    UNKNOWN: it has not answered this leader's barrier; what may run there does not count as missing until `grace_s` have
+    passed since `awaited_since_s`. `connected` False: nothing can be told to its agent at this moment.
     """
 
     facts: NodeFacts
     state: NodeState
     connected: bool = True
-    unheard_s: float = 0.0
-    awaited_s: float = 0.0
+    heard_s: float = 0.0  # when it last spoke
+    awaited_since_s: float = 0.0
     cordoned: bool = False
     draining: bool = False
     drain_left_s: float | None = None  # None: no deadline was given
@@ -127,7 +127,10 @@ class Refusal:
 
 @attrs.frozen
 class Observed:
+    """Everything at `now_s`."""
+
     nodes: tuple[ObservedNode, ...] = ()
     replicas: tuple[ObservedReplica, ...] = ()
     closings: tuple[Closing, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    now_s: float = 0.0

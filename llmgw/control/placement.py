@@ -125,6 +125,7 @@ class Ledger:
 
     def __init__(self, desired: Desired, observed: Observed) -> None:
         self._desired = desired
+        self._now_s = observed.now_s
         self._holds = {hold.facility: hold for hold in reversed(desired.holds)}
         by = desired.settings.spread
         self._nodes: dict[NodeId, _NodeLedger] = {}
@@ -243,9 +244,9 @@ class Ledger:
             return Rejection(node.name, which, text)
 
         if node.state is not NodeState.READY:
-            return no(Filter.STATE, f"the node is {node.state.value}, last heard {node.unheard_s:.0f} s ago")
+            return no(Filter.STATE, f"the node is {node.state.value}, last heard {self._now_s - node.heard_s:.0f} s ago")
         if not node.connected:
-            return no(Filter.STATE, f"its agent has no session now, last heard {node.unheard_s:.0f} s ago")
+            return no(Filter.STATE, f"its agent has no session now, last heard {self._now_s - node.heard_s:.0f} s ago")
         if node.cordoned or node.draining:
             return no(Filter.CORDON, "the node is draining" if node.draining else "the node is cordoned")
         if hold := self._holds.get(facts.facility):

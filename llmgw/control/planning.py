@@ -110,7 +110,9 @@ def _is_settled(
 def _barrier(desired: Desired, observed: Observed) -> str:
     """Before a node that is known from earlier has answered this leader, what may run there does not count as missing."""
     grace_s = desired.settings.grace_s
-    waiting = sorted(node.name for node in observed.nodes if node.state is NodeState.UNKNOWN and node.awaited_s < grace_s)
+    waiting = sorted(
+        node.name for node in observed.nodes if node.state is NodeState.UNKNOWN and observed.now_s - node.awaited_since_s < grace_s
+    )
     if not waiting:
         return ""
     return f"waiting up to {grace_s:.0f} s for the inventory of {', '.join(waiting[:5])}{' …' if len(waiting) > 5 else ''}"

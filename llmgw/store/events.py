@@ -35,6 +35,11 @@ async def latest(store: Store, limit: int = 100) -> tuple[Event, ...]:
     return await store.read(_latest, limit)
 
 
+async def latest_of(store: Store, about: str, limit: int = 100) -> tuple[Event, ...]:
+    """As `latest`, of one object such as `replica/m1-0a1b2c3d`."""
+    return await store.read(_latest_of, about, limit)
+
+
 async def trim(store: Store, epoch: int, before_wall_s: float) -> int:
     """Drops events older than that; returns how many."""
     return await store.write(_trim, epoch, before_wall_s)
@@ -61,6 +66,11 @@ def _after(connection: apsw.Connection, seq: int, limit: int) -> tuple[Event, ..
 def _latest(connection: apsw.Connection, limit: int) -> tuple[Event, ...]:
     stored = rows(connection, f"SELECT {_COLUMNS} FROM events ORDER BY seq DESC LIMIT ?", (_page(limit),))
     return tuple(_event(*found) for found in reversed(stored))
+
+
+def _latest_of(connection: apsw.Connection, about: str, limit: int) -> tuple[Event, ...]:
+    sql = f"SELECT {_COLUMNS} FROM events WHERE object = ? ORDER BY seq DESC LIMIT ?"
+    return tuple(_event(*found) for found in reversed(tuple(rows(connection, sql, (about, _page(limit))))))
 
 
 def _trim(connection: apsw.Connection, epoch: int, before_wall_s: float) -> int:

@@ -220,7 +220,11 @@ def _banner(running: Running, data_dir: Path, model: str | None) -> None:
     base = f"http://{running.router_listen}" if not running.router_listen.startswith("unix:") else running.router_listen
     key = "no key needed" if not running.controller.policy().auth_required else "a key of [[auth.key]] is needed"
     _say(f"llmgw serves at {base}/v1 ({key}).")
-    _say(f"Admin API at {running.admin_url}, its token in {data_dir / 'admin-token'}; `llmgw ctl status` finds both.")
+    if sys.stderr.isatty():  # it signs in, so it is for a person's screen and for no file
+        _say(f"Console, for the next 10 minutes and once: {running.console_link()}")
+        _say(f"Later it asks for the admin token: {data_dir / 'admin-token'}; `llmgw ctl status` finds that by itself.")
+    else:
+        _say(f"Console at {running.admin_url}/console/, its token in {data_dir / 'admin-token'}; `llmgw ctl status` finds both.")
     if model:
         body = json.dumps({"model": model, "max_tokens": 60, "messages": [{"role": "user", "content": "Say hello."}]})
         _say(f"Try:\n  curl {base}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")

@@ -59,6 +59,7 @@ class Running:
     """A control plane that serves: where, and how it is ended.
 
     `drain` steps down and returns when clients' answers are over or their time is up; `stop` does that and ends the rest.
+    `console_link` makes an address that signs in to the console once, soon: for a terminal, never for a log.
     """
 
     controller: Controller
@@ -68,6 +69,7 @@ class Running:
     agent_token_file: Path
     drain: Callable[[], Awaitable[None]]
     stop: Callable[[], None]
+    console_link: Callable[[], str]
 
 
 def server_main(loaded: Loaded) -> int:
@@ -175,10 +177,19 @@ async def run_control_plane(
             auth = AdminAuth()
             await auth.reload(store)
             metrics_token = resolve(settings.metrics.token, "metrics.token") if settings.metrics.token else ""
-            app = make_app(controller, auth, agent_token=lambda: agent_token, metrics_token=metrics_token)
+            sign_in = SignIn(machine, auth, cluster_id)
             listening = ""
+            router_port_tls = router_tls(settings)
+
+            def playground_router() -> RouterAddress:
+                """Without one of our own: the unit of its own that reads the same file."""
+                return RouterAddress(listening or settings.router.listen, router_port_tls is not None)
+
+            app = make_app(
+                controller, auth, agent_token=lambda: agent_token, metrics_token=metrics_token, sign_in=sign_in, router=playground_router
+            )
             if router is not None:
-                listening = await nursery.start(serve, router, settings.router.listen, router_tls(settings))
+                listening = await nursery.start(serve, router, settings.router.listen, router_port_tls)
             await nursery.start(partial(serve_admin, app, admin_sockets, tls=admin_tls))
             if loaded.path is not None:
                 nursery.start_soon(_poll, machine, loaded, controller)
@@ -192,7 +203,10 @@ async def run_control_plane(
                 draining.set()
                 stopping.set()
 
-            running = Running(controller, admin_url, listening, admin_token, agent_token_file, drain, stop)
+            def console_link() -> str:
+                return f"{admin_url}/console/#link={sign_in.new_link(admin_token)}"
+
+            running = Running(controller, admin_url, listening, admin_token, agent_token_file, drain, stop, console_link)
             log.info(
                 "serving",
                 admin=admin_url,

@@ -78,3 +78,13 @@ def test_bad_answers_of_the_readiness_path_in_a_row_are_suspect_and_busy_ones_ar
 def test_a_probe_that_worked_clears_every_suspicion() -> None:
     stuck = looked(reported(watched((0, 1, 5), (70, 1, 5)), seen(in_flight=1, silent_s=90.0, heard_s=70.0)), Look.BAD)
     assert judge(worked(stuck, 70.0), LIMIT_S, 71.0) is Verdict.FINE
+
+
+def test_an_engine_that_stopped_telling_its_counters_is_judged_by_the_routers_like_one_that_has_none() -> None:
+    """llama.cpp's counters come from the loop that does the work: stuck between two looks, it had told that nothing was running."""
+    mute = watched((0, 0, 5), (5, 0, 5))
+    silent = reported(mute, seen(in_flight=1, silent_s=61.0, heard_s=70.0))
+    assert judge(silent, LIMIT_S, 71.0) is Verdict.SUSPECT
+    assert judge(reported(mute, seen(in_flight=0, silent_s=61.0, heard_s=70.0)), LIMIT_S, 71.0) is Verdict.FINE
+    told = counted(silent, Counters(0, 5), 69.0)
+    assert judge(told, LIMIT_S, 71.0) is Verdict.FINE

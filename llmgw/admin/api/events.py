@@ -34,6 +34,9 @@ def routes(controller: Controller, draining: trio.Event, limits: Limits) -> tupl
                 content_type="text/event-stream; charset=utf-8",
             )
         limit = call.integer("limit", PAGE, 1, rows.PAGE_MAX)
+        if "object" in call.query:
+            found = await rows.latest_of(controller.store, call.query["object"], limit)
+            return Reply({"events": [event_view(event) for event in found], "next": found[-1].seq if found else 0})
         if "after" in call.query or "cursor" in call.query:
             after_seq = call.integer("after" if "after" in call.query else "cursor", 0, 0, SEQ_MAX)
             found = await rows.after(controller.store, after_seq, limit)
@@ -43,7 +46,11 @@ def routes(controller: Controller, draining: trio.Event, limits: Limits) -> tupl
         last = found[-1].seq if found else after_seq
         return Reply({"events": [event_view(event) for event in found], "next": last})
 
-    query = {"after": "events above this seq, the oldest first; without it the newest", "limit": f"at most {rows.PAGE_MAX}"}
+    query = {
+        "after": "events above this seq, the oldest first; without it the newest",
+        "object": "only the newest of this object, such as replica/ID; as a page",
+        "limit": f"at most {rows.PAGE_MAX}",
+    }
     summary = "The history: a page, or with Accept: text/event-stream a stream (Last-Event-ID goes on after that one)"
     return (Route("GET", "/api/v1/events", list_or_follow, summary, query=query),)
 

@@ -33,7 +33,7 @@ def routes(controller: Controller) -> tuple[Route, ...]:
 
     def view(observed: ObservedNode) -> dict[str, Any]:
         stored = controller.nodes.known.get(observed.id)
-        return node_view(observed, stored, controller.replicas(), controller.machine.wall_s())
+        return node_view(observed, stored, controller.replicas(), controller.machine.now_s(), controller.machine.wall_s())
 
     def ordered(node: StoredNode, change: str) -> Reply:
         return Reply({**view(seen(node.id)), "change": change, "durability": controller.store.durability})
@@ -81,7 +81,7 @@ def list_nodes(controller: Controller) -> list[dict[str, Any]]:
     observed = controller.observe()
     replicas = controller.replicas()
     wall_s = controller.machine.wall_s()
-    shown = [node_view(node, controller.nodes.known.get(node.id), replicas, wall_s) for node in observed.nodes]
+    shown = [node_view(node, controller.nodes.known.get(node.id), replicas, observed.now_s, wall_s) for node in observed.nodes]
     return sorted(shown, key=lambda view: view["name"])
 
 

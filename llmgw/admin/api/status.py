@@ -42,7 +42,7 @@ def status_view(controller: Controller) -> dict[str, Any]:
     observed = controller.observe()
     replicas = controller.replicas()
     models = list_models(controller)
-    found = problems(models, observed.nodes, replicas)
+    found = problems(models, observed.nodes, replicas, observed.now_s)
     if not controller.leadership.is_leader:
         found.append("no control plane leads: nothing is placed, healed or changed")
     if controller.events.dropped:
