@@ -73,6 +73,7 @@ reference: $(VENV)/.dev
 	$(BIN)/python -m llmgw.settings.example
 	$(BIN)/python -m llmgw.settings.reference
 	$(BIN)/python -m llmgw.cli.reference
+	$(BIN)/python -m llmgw.wiring.metrics_page
 
 # From the public registry alone, whatever this machine's pip is set to.
 COMPILE := PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= $(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes \
