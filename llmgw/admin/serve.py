@@ -23,7 +23,7 @@ from hypercorn.typing import AppWrapper
 from llmgw.admin.connection import Connection, Stream, hypercorn_config
 from llmgw.admin.edge import AdminApp
 from llmgw.admin.limits import Limits
-from llmgw.domain.errors import Invalid, Unavailable
+from llmgw.domain.errors import Conflict, Invalid, Unavailable
 from llmgw.protocol.codec import MESSAGE_BYTES_MAX
 from llmgw.settings.address import TcpAddress, UnixAddress, parse_listen
 
@@ -96,9 +96,9 @@ def _open_unix(address: UnixAddress) -> socket.socket:
     return one
 
 
-def _not_opened(address: TcpAddress | UnixAddress, err: OSError) -> Unavailable:
+def _not_opened(address: TcpAddress | UnixAddress, err: OSError) -> Conflict | Unavailable:
     if err.errno == errno.EADDRINUSE:
-        return Unavailable(f"{address} is in use by another process; choose another port, or stop that process", code="port_taken")
+        return Conflict(f"cannot listen on {address}: the port is taken by another program", code="port_taken")
     return Unavailable(f"cannot listen on {address}: {err.strerror or err}", code="cannot_listen")
 
 

@@ -52,8 +52,9 @@ class Seen:
 class Progress:
     """What is known of one ready engine.
 
-    `moved_s` is when its counters last rose, or it had nothing to do; `counted_s` when it last told them. `forgiven`: the failures that routers still count
-    from before it came back from the bench; they fall out of their last ten answers as new ones come.
+    `moved_s` is when its counters last rose, or it had nothing to do; `counted_s` when it last told them. `forgiven`: the
+    failures that routers still count from before it came back from the bench; they fall out of their last ten answers as new
+    ones come.
     """
 
     moved_s: float
@@ -105,5 +106,5 @@ def judge(progress: Progress, progress_limit_s: float, now_s: float) -> Verdict:
         return Verdict.SUSPECT
     still = progress.counters is not None and progress.counters.running > 0 and now_s - progress.moved_s > progress_limit_s
     if progress.counters is None or now_s - progress.counted_s > COUNTERS_FRESH_S:
-        still = still or seen is not None and seen.in_flight > 0 and seen.silent_s > progress_limit_s
+        still = still or (seen is not None and seen.in_flight > 0 and seen.silent_s > progress_limit_s)
     return Verdict.SUSPECT if still else Verdict.FINE

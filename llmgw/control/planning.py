@@ -303,7 +303,7 @@ def _start_missing(
                 break
         if place is None:
             if not avoid_surge:
-                draft.say(f"model/{model.name}", f"pending: {why}, and no node takes one more", rejections)
+                draft.say(f"model/{model.name}", f"pending: {why}; {summary(rejections)}", rejections)
             break
         order = _order(model, chosen, place.devices, place.port, place.memory_mib, next(draft.fresh), desired)
         draft.ledger.enter(place.node, order)
@@ -312,6 +312,22 @@ def _start_missing(
         draft.starts_left -= 1
         started += 1
     return started
+
+
+SUMMARY_MAX: Final = 2  # different causes that one line names; `explain` has them all
+
+
+def summary(rejections: Sequence[Rejection]) -> str:
+    """Why no node takes one more, in one line: each cause once, with how many nodes share it."""
+    if not rejections:
+        return "no node is known"
+    causes: dict[str, list[str]] = {}
+    for rejection in rejections:
+        causes.setdefault(rejection.text, []).append(rejection.node)
+    shown = sorted(causes.items(), key=lambda cause: (-len(cause[1]), cause[0]))
+    texts = [f"{nodes[0] if len(nodes) == 1 else f'{len(nodes)} nodes'}: {text}" for text, nodes in shown[:SUMMARY_MAX]]
+    more = len(shown) - SUMMARY_MAX
+    return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
 
 
 def _by_preference(model: ModelSpec, profile: Profile) -> tuple[Profile, ...]:

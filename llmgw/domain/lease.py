@@ -16,6 +16,18 @@ class Power(enum.Enum):
     UNCONFIRMED = "unconfirmed"  # the store is silent: only what restores what is already asked for
 
 
+class LeaseRole(enum.Enum):
+    """Where a control plane stands towards the lease (control.md 2.1), as people and the other rooms see it."""
+
+    FOLLOW = "follow"
+    ACQUIRING = "acquiring"  # its write that takes the lease is on its way, or its outcome is not known yet
+    WARMING = "warming"  # it holds the lease and gets ready to lead
+    CONFIRMED = "confirmed"
+    UNCONFIRMED = "unconfirmed"
+    STEPPING_DOWN = "stepping_down"
+    FENCED = "fenced"  # somebody else holds the lease; what it did as a leader is being ended
+
+
 class Fence(enum.Enum):
     """What the holder of a highest-met token says of another token."""
 

@@ -141,10 +141,10 @@ def optional_url_fault(text: str) -> str | None:
 
 
 def urls_fault(values: tuple[str, ...]) -> str | None:
-    """The first fault of a list of addresses, or of one that stands there twice."""
-    for value in values:
-        if (reason := url_fault(value)) is not None:
-            return reason
+    """Every fault of a list of addresses, or that one stands there twice."""
+    reasons = [reason for value in values if (reason := url_fault(value)) is not None]
+    if reasons:
+        return "; ".join(reasons)
     return repeated_fault(tuple(value.rstrip("/") for value in values))
 
 

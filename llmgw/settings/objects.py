@@ -140,18 +140,26 @@ def _profile_to_table(profile: Profile) -> dict[str, Any]:
 def read_models(raw: object, path: str, faults: list[Fault]) -> Catalog:
     """The `[[model]]` tables as a catalog, or an empty one after faults; names and aliases are each used once."""
     before = len(faults)
-    tables = _tables(raw, path, faults)
     models: list[ModelSpec] = []
     owner: dict[str, str] = {}
-    for index, table in enumerate(tables):
-        spec = read_model(table, f"{path}[{index}]", faults)
-        if spec is None:
-            continue
-        for name in spec.names:
-            if owner.setdefault(name, f"{path}[{index}]") != f"{path}[{index}]":
-                faults.append(Fault(f"{path}[{index}]", f"the name {name!r} is already used by {owner[name]}"))
-        models.append(spec)
+    for index, table in enumerate(_tables(raw, path, faults)):
+        at = f"{path}[{index}]"
+        spec = read_model(table, at, faults)
+        for name in _names_in(table, "name", "aliases"):  # of a faulty table too: all faults are told at once
+            if owner.setdefault(name, at) != at:
+                faults.append(Fault(at, f"the name {name!r} is already used by {owner[name]}"))
+        if spec is not None:
+            models.append(spec)
     return Catalog(tuple(models)) if len(faults) == before else Catalog()
+
+
+def _names_in(table: object, one: str, many: str = "") -> tuple[str, ...]:
+    """The texts at the key `one` and in the list at `many` of a table that may hold anything."""
+    if not isinstance(table, Mapping):
+        return ()
+    listed = table.get(many)
+    found = [table.get(one), *(listed if isinstance(listed, list) else ())]
+    return tuple(dict.fromkeys(name for name in found if isinstance(name, str) and name))
 
 
 # --- keys of clients ---
@@ -165,10 +173,11 @@ def read_keys(raw: object, path: str, faults: list[Fault], warnings: list[str]) 
     for index, table in enumerate(_tables(raw, path, faults)):
         at = f"{path}[{index}]"
         key = _read_key(table, at, faults, warnings)
+        for name in _names_in(table, "name"):
+            if names.setdefault(name, index) != index:
+                faults.append(Fault(f"{at}.name", f"the name {name!r} is already used by {path}[{names[name]}]"))
         if key is None:
             continue
-        if names.setdefault(key.name, index) != index:
-            faults.append(Fault(f"{at}.name", f"the name {key.name!r} is already used by {path}[{names[key.name]}]"))
         if hashes.setdefault(key.sha256, index) != index:
             faults.append(Fault(at, f"the same key as {path}[{hashes[key.sha256]}]"))
         found.append(key)
@@ -239,11 +248,11 @@ def read_endpoints(raw: object, path: str, faults: list[Fault], environ: Mapping
     for index, table in enumerate(_tables(raw, path, faults)):
         at = f"{path}[{index}]"
         endpoint = _read_endpoint(table, at, faults, environ)
-        if endpoint is None:
-            continue
-        if ids.setdefault(endpoint.id, index) != index:
-            faults.append(Fault(f"{at}.id", f"the id {endpoint.id!r} is already used by {path}[{ids[endpoint.id]}]"))
-        found.append(endpoint)
+        for known in _names_in(table, "id"):
+            if ids.setdefault(known, index) != index:
+                faults.append(Fault(f"{at}.id", f"the id {known!r} is already used by {path}[{ids[known]}]"))
+        if endpoint is not None:
+            found.append(endpoint)
     _alias_faults(found, path, faults)
     return tuple(found)
 

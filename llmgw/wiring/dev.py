@@ -93,8 +93,6 @@ def dev_settings(loaded: Loaded, port: int | None, admin_port: int | None, data_
         given = attrs.evolve(given, auth=attrs.evolve(given.auth, required=not is_loopback(router.listen)))
     if "log.level" not in loaded.given:
         given = attrs.evolve(given, log=attrs.evolve(given.log, level="warning"))
-    if "route.drain_s" not in loaded.given:
-        given = attrs.evolve(given, route=attrs.evolve(given.route, drain_s=DRAIN_S))
     admin = listen(admin_port, "server.admin_listen", given.server.admin_listen, ADMIN_PORT)
     return attrs.evolve(
         given,
@@ -130,7 +128,7 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, nodes: Nodes, s
     async with trio.open_nursery() as nursery:
 
         async def control(task_status: trio.TaskStatus[Running]) -> None:
-            await run_control_plane(machine, loaded, task_status=task_status)
+            await run_control_plane(machine, loaded, stop_drain_s_max=DRAIN_S, task_status=task_status)
             ended.set()
 
         running: Running = await nursery.start(control)

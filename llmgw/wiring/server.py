@@ -111,10 +111,12 @@ async def run_control_plane(
     loaded: Loaded,
     *,
     ready: Callable[[Running], None] = lambda running: None,
+    stop_drain_s_max: float = float("inf"),
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Runs until `Running.stop` was called and everything has ended, or until cancelled. Says started() when it serves.
 
+    Running answers are given `route.drain_s` at the end, and no more than `stop_drain_s_max`.
     Raises Conflict when the data directory, the store's file or a port belongs to another process.
     """
     settings = loaded.settings
@@ -221,7 +223,7 @@ async def run_control_plane(
             # Stepping down comes before agents are let go; streams that run may end first.
             controller.leadership.step_down()
             if router is not None:
-                drain_s = controller.settings.route.drain_s
+                drain_s = min(controller.settings.route.drain_s, stop_drain_s_max)
                 with trio.move_on_after(drain_s + STOP_MARGIN_S):
                     await router.drain(machine.now_s() + drain_s)
             drained.set()

@@ -52,6 +52,8 @@ async def test_an_edit_without_a_revision_is_428_and_a_lost_race_412(admin):
     assert (await put(admin, "nobody", table("nobody"), If_Match="*")).status == 412
     assert (await put(admin, "m1", table("m1"), If_Match="nonsense")).status == 412
     assert (await admin.call("DELETE", "/api/v1/models/m1", None, OPERATOR, If_Match='"1"')).status == 412
+    assert (await admin.call("DELETE", "/api/v1/models/m1", None, OPERATOR)).status == 428
+    assert (await admin.call("DELETE", "/api/v1/models/none", None, OPERATOR)).status == 404
 
 
 async def test_two_edits_from_one_revision_leave_exactly_one(admin):
@@ -74,7 +76,7 @@ async def test_a_name_with_slashes_and_colons_is_one_model_however_it_is_written
     assert (await admin.call("GET", f"/api/v1/models/{path}")).json["name"] == name
     assert (await admin.call("POST", f"/api/v1/models/{path}/scale", {"count": 3}, OPERATOR)).json["change"] == "updated"
     assert (await admin.call("GET", f"/api/v1/explain/model/{path}")).json["object"] == f"model/{name}"
-    assert (await admin.call("DELETE", f"/api/v1/models/{path}", None, OPERATOR)).status == 200
+    assert (await admin.call("DELETE", f"/api/v1/models/{path}", None, OPERATOR, If_Match="*")).status == 200
 
 
 @pytest.mark.parametrize("name", ["a%2520b", "%2Fabs", "a%2F%2Fb", "%C3%BC", "a%3Fb%23c", "x%2Fscale", "scale", "a%25b", "..", "a%20b"])
@@ -85,7 +87,7 @@ async def test_odd_names_of_models_make_the_round_trip(admin, name):
     assert created.status == 201, created.body
     assert (await admin.call("GET", f"/api/v1/models/{name}")).json["name"] == unquote(name)
     assert (await admin.call("POST", f"/api/v1/models/{name}/scale", {"count": 0}, OPERATOR)).status == 200
-    assert (await admin.call("DELETE", f"/api/v1/models/{name}", None, OPERATOR)).status == 200
+    assert (await admin.call("DELETE", f"/api/v1/models/{name}", None, OPERATOR, If_Match="*")).status == 200
 
 
 async def test_the_path_gives_the_name_where_the_table_has_none_and_a_second_one_is_refused(admin):
@@ -180,7 +182,7 @@ async def test_the_values_of_an_environment_are_hidden_from_who_may_only_look(ad
 async def test_a_repeat_with_the_same_key_gets_the_first_answer_and_changes_nothing(admin):
     body = {"models": [table("m1")]}
     first = await admin.call("POST", "/api/v1/models:apply", body, OPERATOR, Idempotency_Key="k-1")
-    await admin.call("DELETE", "/api/v1/models/m1", None, OPERATOR)
+    await admin.call("DELETE", "/api/v1/models/m1", None, OPERATOR, If_Match="*")
     again = await admin.call("POST", "/api/v1/models:apply", body, OPERATOR, Idempotency_Key="k-1")
     assert (again.status, again.json) == (first.status, first.json)
     assert again.headers["idempotency-replayed"] == "true"

@@ -13,7 +13,7 @@ import trio
 
 from llmgw.admin.limits import Limits
 from llmgw.admin.serve import bind_admin
-from llmgw.domain.errors import Invalid, Unavailable
+from llmgw.domain.errors import Conflict, Invalid, Unavailable
 from tests.programs import skip
 
 from .conftest import ADMIN, DEADLINE_S, read_answer, running_admin, until
@@ -359,7 +359,7 @@ async def test_many_clients_that_come_and_go_leave_nothing_open(admin):
 def test_a_port_that_is_taken_is_named():
     (first,) = bind_admin("127.0.0.1:0")
     port = first.getsockname()[1]
-    with pytest.raises(Unavailable, match=rf"127\.0\.0\.1:{port} is in use") as told:
+    with pytest.raises(Conflict, match=rf"cannot listen on 127\.0\.0\.1:{port}: the port is taken") as told:
         bind_admin(f"127.0.0.1:{port}")
     assert told.value.code == "port_taken"
     first.close()
@@ -390,7 +390,7 @@ def test_the_time_limit_on_silent_readers_stands_on_the_listening_socket():
 def test_a_unix_socket_left_behind_is_replaced_and_a_living_one_is_not(tmp_path):
     path = tmp_path / "admin.sock"
     (first,) = bind_admin(f"unix:{path}")
-    with pytest.raises(Unavailable, match="in use"):
+    with pytest.raises(Conflict, match="taken"):
         bind_admin(f"unix:{path}")
     first.close()
     (again,) = bind_admin(f"unix:{path}")

@@ -236,8 +236,8 @@ def test_a_file_of_models_that_is_wrong_is_refused_before_anything_is_sent(ctl: 
 
 def test_a_file_of_models_that_is_not_there_is_refused(ctl: Run, api: FakeApi):
     ran = ctl("model", "apply", "-f", "/nowhere/m.toml")
-    assert ran.code == 3
-    assert "/nowhere/m.toml cannot be read: No such file or directory" in ran.err
+    assert ran.code == 4
+    assert "there is no file /nowhere/m.toml" in ran.err
 
 
 def test_rm_names_the_revision_it_saw(ctl: Run, api: FakeApi):

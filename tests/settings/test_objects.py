@@ -127,3 +127,30 @@ def test_a_time_with_a_zone_is_read(text, seconds):
 def test_a_time_is_read_or_refused_with_a_reason(text):
     with contextlib.suppress(ValueError):  # any other error is a bug
         assert isinstance(parse_time(text), float)
+
+
+def test_names_that_stand_twice_are_told_beside_the_faults_of_their_tables():
+    text = """
+[[model]]
+name = "a"
+[[model.profile]]
+engine = "command"
+command = ["x"]
+[[model]]
+name = "b"
+aliases = ["a"]
+[[model.profile]]
+engine = "warp"
+[[endpoint]]
+id = "u1"
+url = "nonsense"
+models = ["m"]
+[[endpoint]]
+id = "u1"
+url = "http://127.0.0.1:1"
+models = ["m"]
+"""
+    with pytest.raises(Invalid) as told:
+        load_text(text, source="f")
+    paths = [fault.path for fault in told.value.faults]
+    assert {"model[1]", "model[1].profile[0].engine", "endpoint[0].url", "endpoint[1].id"} <= set(paths)

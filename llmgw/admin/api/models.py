@@ -70,9 +70,8 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         )
 
     async def remove(call: Call, name: str) -> Reply:
-        expected = None
-        if "if-match" in call.headers:
-            expected = call.expected_revision(models.revision(name) if models.catalog.get(name) is not None else 0)
+        there = models.catalog.get(name) is not None
+        expected = call.expected_revision(models.revision(name)) if there else None  # of a model that is not there: 404, whatever it named
         revision = await models.remove(name, expected, call.key, call.origin)
         return Reply({"model": name, "change": "removed", "revision": revision, "durability": models.durability})
 

@@ -22,11 +22,9 @@ NOUNS: Final = {
 
 @click.group(cls=LazyGroup, lazy=NOUNS)
 @click.option("--server", default="", metavar="URL", help="The control plane's admin API.  [default: found on this machine]")
-@click.option(
-    "--output", "-o", default="", type=click.Choice(("table", "json", "toml", "")), metavar="table|json|toml", help="How to print."
-)
+@click.option("--output", "-o", type=click.Choice(("table", "json", "toml")), help="How to print.")
 @click.pass_context
-def ctl(ctx: click.Context, server: str, output: str) -> None:
+def ctl(ctx: click.Context, server: str, output: str | None) -> None:
     """Talk to a control plane.
 
     The server and its token come from --server and LLMGW_TOKEN; else from ~/.config/llmgw/ctl.toml (server, token); else, on
@@ -34,4 +32,4 @@ def ctl(ctx: click.Context, server: str, output: str) -> None:
     """
     from llmgw.cli.ctl.output import Asked
 
-    ctx.obj = Asked(server, output)
+    ctx.obj = Asked(server, output or "")

@@ -12,7 +12,7 @@ from llmgw.cli.ctl.client import segment
 from llmgw.cli.ctl.output import Ctl, details, echo, items, key, shared, table, text, toml_text
 from llmgw.cli.ctl.replica import REPLICA_COLUMNS
 from llmgw.cli.ctl.waiting import models_ready, no_replicas, wait_done, waits
-from llmgw.domain.errors import Fault, Invalid
+from llmgw.domain.errors import Fault, Invalid, NotFound
 
 
 @click.group()
@@ -123,6 +123,8 @@ def read_models_file(file: Path) -> list[dict[str, Any]]:
         else:
             with file.open("rb") as stream:
                 data = stream.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError as err:
+        raise NotFound(f"there is no file {source}", code="no_such_file") from err
     except OSError as err:
         raise Invalid(f"{source} cannot be read: {err.strerror or err}") from err
     if len(data) > FILE_BYTES_MAX:
