@@ -254,7 +254,9 @@ class Ledger:
         for key, value in sorted(profile.selector.items()):
             if facts.labels.get(key) != value:
                 return no(Filter.SELECTOR, f"label {key} is {facts.labels.get(key, '')!r}, the profile asks for {value!r}")
-        if profile.engine != "command" and all(engine.name != profile.engine for engine in facts.engines):
+        # A program that only [engines.<name>] command names is looked for by the agent when it gets the order.
+        told = profile.engine == "command" or bool(self._desired.settings.engine_commands.get(profile.engine))
+        if not told and all(engine.name != profile.engine for engine in facts.engines):
             return no(Filter.ENGINE, f"engine {profile.engine!r} was not found on the node")
         devices = _pick_devices(at, profile, need)
         if isinstance(devices, Rejection):

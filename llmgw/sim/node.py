@@ -45,6 +45,7 @@ class SimNode:
         devices: tuple[Device, ...] | None = None,
         behaviour: Behaviour | None = None,
         facility: str = "",
+        engines: tuple[str, ...] = ENGINES,
         labels: Mapping[str, str] | None = None,
         ports: tuple[int, int] = (20000, 20999),
         serve: Serve | None = None,
@@ -55,6 +56,7 @@ class SimNode:
         self._dial = dial
         self._control_planes = control_planes
         self._facility = facility
+        self._engines = engines
         self._labels = labels or {}
         self._ports = ports
         self.replicas = SimReplicas(machine, nursery, behaviour or Behaviour(), devices or gpus(0, name), serve=serve)
@@ -70,7 +72,7 @@ class SimNode:
             labels=self._labels,
             ports=self._ports,
             devices=self.replicas.devices(),
-            engines=tuple(FoundEngine(engine, "sim") for engine in ENGINES if engine != "openai"),
+            engines=tuple(FoundEngine(engine, "sim") for engine in self._engines if engine != "openai"),
         )
 
     async def run(self) -> None:

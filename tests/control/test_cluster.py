@@ -6,6 +6,7 @@ import attrs
 import pytest
 import trio
 
+from llmgw.control.controller import Objects
 from llmgw.domain.endpoint import AbsenceReason, EndpointUse
 from llmgw.domain.errors import Conflict, Invalid, NotFound, PreconditionFailed
 from llmgw.domain.holds import Hold
@@ -14,6 +15,7 @@ from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import ReplicaCounts
 from llmgw.domain.replica import ReplicaState
 from llmgw.protocol import messages as m
+from llmgw.settings.schema import EngineSettings
 from llmgw.sim.channel import channel_pair
 from llmgw.sim.node import gpus
 from llmgw.sim.replicas import Behaviour
@@ -498,3 +500,17 @@ def test_one_seed_gives_one_history() -> None:
 
     assert history(5) == history(5)
     assert history(5) != history(6)
+
+
+def test_an_engine_whose_program_the_settings_name_is_placed_where_the_agent_found_none() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a", engine="vllm", command=(), checkpoint="/x"))
+        node = await world.add_node("n1", engines=())
+        await trio.sleep(10)
+        assert "was not found on the node" in controller.explain("model/a").rejections[0].text
+        settings = attrs.evolve(world.settings, engines={"vllm": EngineSettings(command=("/opt/vllm",))})
+        controller.replace_settings(settings, Objects())
+        await world.wait(lambda: len(world.served("a")) == 1)
+        assert node.replicas.reports()[0].order.engine_command == ("/opt/vllm",)
+
+    run_world(main)

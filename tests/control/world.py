@@ -12,7 +12,7 @@ import trio.testing
 
 from llmgw.control.controller import Controller, Objects
 from llmgw.domain.ids import ClusterId, OwnerId
-from llmgw.domain.model import Catalog, ModelSpec, Profile, ReplicaCounts
+from llmgw.domain.model import ENGINES, Catalog, ModelSpec, Profile, ReplicaCounts
 from llmgw.domain.node import Device
 from llmgw.domain.replica import ReplicaState
 from llmgw.settings.schema import Settings
