@@ -103,10 +103,13 @@ class World:
         devices: tuple[Device, ...] | None = None,
         behaviour: Behaviour | None = None,
         facility: str = "",
+        engines: tuple[str, ...] = ENGINES,
         seed: int | None = None,
     ) -> SimNode:
         machine = SimMachine(seed or self.seed * 1000 + len(self.nodes), booted_s=50.0 * len(self.nodes))
-        node = SimNode(machine, self.nursery, name, self.network.dial, (URL,), devices=devices, behaviour=behaviour, facility=facility)
+        node = SimNode(
+            machine, self.nursery, name, self.network.dial, (URL,), devices=devices, behaviour=behaviour, facility=facility, engines=engines
+        )
         self.nodes[name] = node
         self.start_agent(name)
         return node
