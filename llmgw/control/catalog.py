@@ -186,8 +186,8 @@ class Models:
         """Sets how many replicas run now. Raises Invalid outside of min and max."""
         spec = self.get(name)
         counts = spec.replicas
-        if counts.min == counts.max == counts.count:  # given as one number: the bounds go along
-            counts = attrs.evolve(counts, min=min(count, counts.min), max=max(count, counts.max))
+        if counts.min == counts.max == counts.count:  # given as one number, and stays one
+            counts = attrs.evolve(counts, min=count, max=count)
         scaled = attrs.evolve(spec, replicas=attrs.evolve(counts, count=count))
         faults = scaled.replicas.faults("replicas")
         if faults:

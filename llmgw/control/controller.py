@@ -26,7 +26,7 @@ from llmgw.control.inventory import Inventory
 from llmgw.control.leadership import Leadership
 from llmgw.control.nodes import Nodes
 from llmgw.control.observed import Closing, Desired, MemoryNeed, Observed, ObservedReplica, PlanSettings
-from llmgw.control.planning import explain_replica
+from llmgw.control.planning import barrier, explain_replica
 from llmgw.control.publisher import Publisher
 from llmgw.control.reconciler import Reconciler
 from llmgw.control.router_view import acknowledged_by_all, merged_use
@@ -45,8 +45,9 @@ from llmgw.domain.replica import ReplicaState, RestartPolicy
 from llmgw.protocol.messages import RestartReplica
 from llmgw.settings.load import policy_of
 from llmgw.settings.schema import Settings
-from llmgw.store import audit, idempotency
+from llmgw.store import audit, drains, idempotency
 from llmgw.store import events as event_rows
+from llmgw.store.audit import CLUSTER, Origin
 from llmgw.store.connection import Store
 
 HOUSEKEEPING_S: Final = 3600.0  # retention is counted in days
@@ -157,6 +158,7 @@ class Controller:
             self.inventory,
             interval_s=lambda: self.settings.publish.interval_s,
             met=self.leadership.meet,
+            knows=lambda: not barrier(self.settings.reconcile.grace_s, self.observe()),
         )
         self.reconciler = Reconciler(
             machine,
@@ -173,14 +175,14 @@ class Controller:
 
     # --- what is wired to it
 
-    def add_router(self, sink: EndpointSink, usage: UsageSource, policy: PolicySink) -> None:
+    def add_router(self, sink: EndpointSink, usage: UsageSource, policy: PolicySink, *, serves_already: bool = False) -> None:
         """A router that takes the list and the policy, and whose requests in flight count. Also a `CatalogSink` is added
-        with `live.add_sink`.
+        with `live.add_sink`. `serves_already`: it has a list of an earlier leader.
         """
         self._usage_sources.append(usage)
         self._policy_sinks.append(policy)
         policy.set_policy(self.policy())
-        self.publisher.add_sink(sink)
+        self.publisher.add_sink(sink, serves_already=serves_already)
 
     def policy(self) -> Policy:
         """What routers obey, from the settings and keys in force."""
@@ -228,6 +230,8 @@ class Controller:
         for replica in observed.replicas:
             leaving = closing.get(replica.id)
             report = attrs.evolve(replica.report, age_s=now_s - replica.since_s)
+            if replica.ordered_to_drain and not report.reason:
+                report = attrs.evolve(report, reason="asked to go; another takes its place first")
             if leaving is not None and replica.state is ReplicaState.READY:
                 report = attrs.evolve(report, reason=leaving.why)
                 replica = attrs.evolve(replica, state=ReplicaState.DRAINING)
@@ -264,30 +268,30 @@ class Controller:
         self.commands.send(replica.node, RestartReplica(replica.id, f"restart asked for{_by(author)}"), self.live.current.generation)
         self.events.record("replica.restart", f"replica/{replica.id}", f"restart of {replica.id} was asked for{_by(author)}")
 
-    def drain_replica(self, replica_id: str, author: str = "") -> None:
+    async def drain_replica(self, replica_id: str, origin: Origin = CLUSTER) -> None:
         """It goes; another takes its place first where there is room. Raises NotFound."""
         replica = self.replica(replica_id)
+        await drains.add(self.store, self._epoch(), (replica.id,), origin)
         self.inventory.drain_replica(replica.id)
-        self.events.record("replica.drain", f"replica/{replica.id}", f"{replica.id} was asked to go{_by(author)}")
+        self.events.record("replica.drain", f"replica/{replica.id}", f"{replica.id} was asked to go{_by(origin.who)}")
 
-    def restart_model(self, name: str, author: str = "") -> tuple[ReplicaId, ...]:
+    async def restart_model(self, name: str, origin: Origin = CLUSTER) -> tuple[ReplicaId, ...]:
         """Failed replicas start again, and what was closed is open; the others are replaced one at a time."""
         spec = self.models.get(name)
         self.inventory.reopen(spec.name)
-        touched = []
-        for replica in self.replicas():
-            if replica.model != spec.name or replica.state in (ReplicaState.STOPPED, ReplicaState.DRAINING, ReplicaState.LOST):
-                continue
-            touched.append(replica.id)
+        over = (ReplicaState.STOPPED, ReplicaState.DRAINING, ReplicaState.LOST)
+        mine = [replica for replica in self.replicas() if replica.model == spec.name and replica.state not in over]
+        running = tuple(replica.id for replica in mine if replica.state is not ReplicaState.FAILED)
+        await drains.add(self.store, self._epoch(), running, origin)
+        for replica in mine:
             if replica.state is ReplicaState.FAILED:
-                self.commands.send(
-                    replica.node, RestartReplica(replica.id, f"restart asked for{_by(author)}"), self.live.current.generation
-                )
+                why = f"restart asked for{_by(origin.who)}"
+                self.commands.send(replica.node, RestartReplica(replica.id, why), self.live.current.generation)
             else:
                 self.inventory.drain_replica(replica.id)
-        self.events.record("model.restart", f"model/{spec.name}", f"restart of model {spec.name} was asked for{_by(author)}")
+        self.events.record("model.restart", f"model/{spec.name}", f"restart of model {spec.name} was asked for{_by(origin.who)}")
         self._changed()
-        return tuple(touched)
+        return tuple(replica.id for replica in mine)
 
     # --- the nursery
 
@@ -323,6 +327,8 @@ class Controller:
                 await event_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
                 await audit.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
                 await idempotency.trim(self.store, self._epoch(), now_wall_s)
+                if ended := self.inventory.ended_drains():
+                    await drains.remove(self.store, self._epoch(), ended)
             except Unavailable as err:
                 log.warning("old rows could not be removed; tried again later", why=str(err))
             await self.machine.sleep_until(self.machine.now_s() + HOUSEKEEPING_S)
@@ -336,6 +342,7 @@ class Controller:
         else:
             await self.models.import_once(self._objects.catalog.models)
         await self.models.reload(epoch)
+        self.inventory.set_drains(await drains.load(self.store))
         self.inventory.await_nodes(self.nodes.known.values())
 
     def _epoch(self) -> int:

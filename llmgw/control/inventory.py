@@ -178,6 +178,18 @@ class Inventory:
         self._refusals = {key: value for key, value in self._refusals.items() if key[0] != node}
         self._taken_ports.pop(node, None)
 
+    def set_drains(self, replicas: Iterable[ReplicaId]) -> None:
+        """A new term: what operators asked to go, as the store has it."""
+        self._drains = set(replicas)
+        for entry in self._nodes.values():
+            entry.seen = None
+
+    def ended_drains(self) -> frozenset[ReplicaId]:
+        """Orders whose replica is gone, once every node is known: before that it may still turn up."""
+        if any(entry.known_token is None for entry in self._nodes.values()):
+            return frozenset()
+        return frozenset(replica for replica in self._drains if self.find(replica) is None)
+
     def drain_replica(self, replica: ReplicaId) -> None:
         """An operator asks for this one to go; another takes its place first where there is room."""
         self._drains.add(replica)
@@ -215,11 +227,10 @@ class Inventory:
     def _prune(self) -> None:
         if len(self._where) > 2 * sum(len(entry.replicas) for entry in self._nodes.values()) + 100:
             self._where = {replica: node for replica, node in self._where.items() if self.find(replica) is not None}
-        if not self._closings and not self._drains:
+        if not self._closings:
             return
         alive = {replica for entry in self._nodes.values() for replica in (*entry.replicas, *entry.ordered)}
         self._closings = {replica: entry for replica, entry in self._closings.items() if replica in alive}
-        self._drains &= alive
 
     # --- what is read
 

@@ -62,7 +62,7 @@ def plan_replicas(desired: Desired, observed: Observed, fresh_ids: Iterator[str]
         observed=observed,
         fresh=fresh_ids,
         starts_left=max(0, desired.settings.starts_max - live),
-        blocked=_barrier(desired, observed),
+        blocked=barrier(desired.settings.grace_s, observed),
     )
     closing = {closing.replica: closing for closing in observed.closings}
     nodes = {node.id: node for node in observed.nodes}
@@ -107,9 +107,11 @@ def _is_settled(
     return profile.engine != "openai"
 
 
-def _barrier(desired: Desired, observed: Observed) -> str:
-    """Before a node that is known from earlier has answered this leader, what may run there does not count as missing."""
-    grace_s = desired.settings.grace_s
+def barrier(grace_s: float, observed: Observed) -> str:
+    """Whom this leader still waits for, in words; "" when it knows what runs.
+
+    Before a node that is known from earlier has answered, what may run there does not count as missing.
+    """
     waiting = sorted(
         node.name for node in observed.nodes if node.state is NodeState.UNKNOWN and observed.now_s - node.awaited_since_s < grace_s
     )

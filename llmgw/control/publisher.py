@@ -25,13 +25,14 @@ log = structlog.get_logger("llmgw.publisher")
 @attrs.define
 class _SinkState:
     sink: EndpointSink
+    waits: bool  # it serves from an earlier list, and must not get one of a leader that does not know yet what runs
     taken: tuple[str, FencingToken] | None = None  # fingerprint and token of the last list that it took
 
 
 class Publisher:
     """`build` makes the list from what is known now; `token` is None while there is none to publish under.
 
-    `met` is told an epoch that a sink has met and that is above ours.
+    `met` is told an epoch that a sink has met and that is above ours. `knows()`: have all known nodes answered this leader?
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Publisher:
         inventory: Inventory,
         interval_s: Callable[[], float],
         met: Callable[[int], None],
+        knows: Callable[[], bool],
     ) -> None:
         self._machine = machine
         self._build = build
@@ -49,15 +51,20 @@ class Publisher:
         self._inventory = inventory
         self._interval_s = interval_s
         self._met = met
+        self._knows = knows
         self._sinks: list[_SinkState] = []
         self._wake = trio.Event()
         self._fingerprint = ""
         self.generation = 0
         self.current = EndpointList()
 
-    def add_sink(self, sink: EndpointSink) -> None:
-        self._sinks.append(_SinkState(sink))
+    def add_sink(self, sink: EndpointSink, *, serves_already: bool = False) -> None:
+        """`serves_already`: it goes on with what it was told by a leader before until this one knows what runs."""
+        self._sinks.append(_SinkState(sink, waits=serves_already))
         self.poke()
+
+    def remove_sink(self, sink: EndpointSink) -> None:
+        self._sinks = [state for state in self._sinks if state.sink is not sink]
 
     def poke(self) -> None:
         """Something changed: look at once."""
@@ -77,8 +84,9 @@ class Publisher:
             self.current = endpoints
         stamp = ListStamp(token, self.generation)
         for state in self._sinks:
-            if state.taken == (fingerprint, token):
+            if state.taken == (fingerprint, token) or (state.waits and not self._knows()):
                 continue
+            state.waits = False
             try:
                 state.sink.set_endpoints(endpoints, stamp)
             except StaleEpoch as err:

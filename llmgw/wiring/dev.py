@@ -197,7 +197,7 @@ async def _show(machine: Machine, running: Running, data_dir: Path, nodes: Nodes
         failed = [replica for replica in replicas if replica.state is ReplicaState.FAILED]
         if failed and failed[0].report.age_s > machine.now_s() - began_s:
             if not tried_again:  # it failed in an earlier run; whoever starts dev again wants another try
-                running.controller.restart_model(demo.MODEL_NAME)
+                await running.controller.restart_model(demo.MODEL_NAME)
             tried_again = True
         elif failed:
             line.end()

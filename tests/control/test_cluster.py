@@ -88,7 +88,7 @@ def test_a_replica_that_used_its_attempts_is_failed_closes_its_node_and_comes_ba
         assert node.replicas.started == started
         assert "failed here" in controller.explain("model/a").rejections[0].text
         broken["now"] = False
-        controller.restart_model("a")
+        await controller.restart_model("a")
         await world.wait(lambda: len(world.served("a")) == 1)
         assert node.replicas.started == started + 1
 
@@ -161,6 +161,7 @@ def test_restarting_the_control_plane_starts_and_stops_nothing() -> None:
         await world.wait(lambda: len(world.ready("a")) == 2 and len(world.ready("b")) == 3)
         await trio.sleep(120)
         assert (world.process_starts, world.process_ends) == before
+        assert all(len(endpoints.endpoints) == 5 for _, endpoints in world.router.history[lists:])
         assert controller.leadership.epoch == 2
         assert world.router.history[-1][0].token.epoch == 2
         assert len(world.router.history) > lists
@@ -235,6 +236,35 @@ def test_draining_a_node_moves_its_replicas_first_and_stops_them_after() -> None
         await world.wait(lambda: world.nodes["n1"].replicas.stopped == 1)
         assert world.nodes["n2"].replicas.started == 1
         assert all(endpoints.endpoints for _, endpoints in world.router.history[3:])
+
+    run_world(main)
+
+
+def test_an_order_for_one_replica_to_go_outlives_the_control_plane() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        await world.add_node("n1", behaviour=Behaviour(load_s=lambda order: 20.0))
+        await world.wait(lambda: len(world.served("a")) == 1)
+        (first,) = world.ready("a")
+        await controller.drain_replica(first)
+        await trio.sleep(2)
+        assert "asked to go" in controller.replica(first).report.reason
+        await world.restart_control()
+        await world.wait(lambda: len(world.served("a")) == 1 and world.served("a") != [first])
+        await trio.sleep(60)
+        assert first not in world.served("a")
+        assert world.process_starts == 2
+        assert all(endpoints.endpoints for _, endpoints in world.router.history[3:])
+
+    run_world(main)
+
+
+def test_scaling_a_model_of_a_plain_number_moves_its_bounds_along_each_time() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(attrs.evolve(model("a"), replicas=ReplicaCounts(1, 1, 1)))
+        for count in (0, 3, 1, 2):
+            await controller.models.scale("a", count)
+            assert controller.models.get("a").replicas == ReplicaCounts(count, count, count)
 
     run_world(main)
 

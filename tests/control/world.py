@@ -79,7 +79,7 @@ class World:
         self.nursery.start_soon(self._run_control, self.control, started)
         await started.wait()
         controller.live.add_sink(self.router)
-        controller.add_router(self.router, self.router, self.router)
+        controller.add_router(self.router, self.router, self.router, serves_already=self.starts > 1)
         return controller
 
     async def _run_control(self, control: ControlPlane, started: trio.Event) -> None:

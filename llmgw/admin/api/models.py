@@ -89,7 +89,7 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         return Reply({"model": models.get(name).name, "profile": in_force, "change": "updated", "revision": models.revision(name)})
 
     async def restart(call: Call, name: str) -> Reply:
-        touched = controller.restart_model(name, call.principal.name)
+        touched = await controller.restart_model(name, call.origin)
         spec = models.get(name)
         return Reply({"model": spec.name, "change": "restarting", "replicas": list(touched), "revision": models.revision(spec.name)}, 202)
 

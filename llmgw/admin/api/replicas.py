@@ -44,7 +44,7 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         )
 
     async def drain(call: Call, replica: str) -> Reply:
-        controller.drain_replica(replica, call.principal.name)
+        await controller.drain_replica(replica, call.origin)
         return Reply({**view(replica), "change": "draining"}, 202)
 
     async def restart(call: Call, replica: str) -> Reply:

@@ -38,6 +38,10 @@ CREATE TABLE facility_holds (
   author TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
+CREATE TABLE replica_drains (
+  replica TEXT PRIMARY KEY
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE nodes (
   id TEXT PRIMARY KEY,
   name TEXT NOT NULL,
