@@ -1,4 +1,4 @@
-"""Builds the zipapp: `python packaging/zipapp.py FILE`. One file that holds llmgw and everything it imports, for one minor of Python.
+"""Builds the zipapp: `python packaging/pyz.py FILE`. One file that holds llmgw and everything it imports, for one minor of Python.
 
 The same commit gives the same bytes: packages come from the lock file by hash, times from the commit, modes and order are set here,
 and what would tell of the machine that built it is taken out. Needs the test tools of `make` and the package registry.
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +46,7 @@ def start():
 
     _bootstrap.bootstrap()
 """
+UNUSED: Final = ("apsw/tests", "apsw/sqlite_extra_binaries")  # the library's own tests, and SQLite extensions that nothing here loads
 EARLIEST_ZIP: Final = 315532800  # 1980-01-01: a zip archive knows nothing older
 
 
@@ -67,6 +68,8 @@ def install(site: Path, built_at: int) -> None:
             copy(ROOT / name, Path(folder) / name)
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(built_at)}
         subprocess.run([*pip, "--no-build-isolation", "--upgrade", folder], check=True, env=environment)
+    for name in UNUSED:
+        shutil.rmtree(site / name)
     for path in [*site.glob("*.dist-info/*"), site / "bin", *site.rglob("__pycache__")]:
         if path.is_dir() and path.name in ("bin", "__pycache__"):
             shutil.rmtree(path)  # scripts name the interpreter that built them
@@ -83,7 +86,7 @@ def build(target: Path) -> None:
         site = Path(folder) / "site-packages"
         install(site, built_at)
         environment = Environment(
-            built_at=datetime.fromtimestamp(built_at, timezone.utc).strftime(BUILD_AT_TIMESTAMP_FORMAT),
+            built_at=datetime.fromtimestamp(built_at, UTC).strftime(BUILD_AT_TIMESTAMP_FORMAT),
             shiv_version=shiv_version,
             entry_point=ENTRY,
             compile_pyc=False,  # modules are compiled as they are first used, and kept beside the unpacked files
@@ -92,7 +95,7 @@ def build(target: Path) -> None:
         partial = Path(folder) / target.name
         builder.create_archive([site], target=partial, interpreter=INTERPRETER, main="_start:start", env=environment)
         major, minor = sys.version_info[:2]
-        entry = zipfile.ZipInfo("_start.py", datetime.fromtimestamp(built_at, timezone.utc).timetuple()[:6])
+        entry = zipfile.ZipInfo("_start.py", datetime.fromtimestamp(built_at, UTC).timetuple()[:6])
         entry.compress_type = zipfile.ZIP_DEFLATED
         with zipfile.ZipFile(partial, "a") as archive:
             archive.writestr(entry, START.format(major=major, minor=minor, machine=platform.machine()))
@@ -102,5 +105,5 @@ def build(target: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python packaging/zipapp.py FILE")
+        sys.exit("usage: python packaging/pyz.py FILE")
     build(Path(sys.argv[1]))
