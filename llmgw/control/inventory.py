@@ -38,7 +38,7 @@ class NodeEntry:
     replicas: dict[ReplicaId, ReplicaReport] = attrs.Factory(dict)
     reported_s: dict[ReplicaId, float] = attrs.Factory(dict)  # when each report came, so that its age goes on
     ordered: dict[ReplicaId, tuple[ReplicaOrder, float]] = attrs.Factory(dict)  # sent, not yet reported
-    shown: tuple[tuple[object, ...], ObservedNode] | None = None  # what `observe` last made of the node, and of what
+    shown: tuple[NodeState, StoredNode | None, ObservedNode] | None = None  # what `observe` last made of it; None after news
     seen: tuple[NodeState, tuple[ObservedReplica, ...]] | None = None  # what `observe` last made of it; None after a change
 
 
@@ -79,6 +79,7 @@ class Inventory:
                 )
                 self._nodes[node.id] = NodeEntry(facts, now_s, now_s)
         for entry in self._nodes.values():
+            entry.shown = None
             entry.known_token = None
             entry.awaited_s = now_s
             if not entry.connected:
@@ -95,12 +96,12 @@ class Inventory:
             entry.awaited_s = self._now_s()
         if entry.facts.name != facts.name:
             self._by_name = []
-        entry.facts, entry.connected, entry.known_token = facts, True, None
+        entry.facts, entry.connected, entry.known_token, entry.shown = facts, True, None, None
         self.heard(facts.id)
 
     def closed(self, node: NodeId) -> None:
         if (entry := self._nodes.get(node)) is not None:
-            entry.connected = False
+            entry.connected, entry.shown = False, None
             self._changed()
 
     def heard(self, node: NodeId, facts: NodeFacts | None = None) -> None:
@@ -108,7 +109,7 @@ class Inventory:
         entry = self._nodes.get(node)
         if entry is None:
             return
-        entry.heard_s = self._now_s()
+        entry.heard_s, entry.shown = self._now_s(), None
         if facts is not None:
             entry.facts = facts
 
@@ -117,7 +118,7 @@ class Inventory:
         entry = self._nodes[node]
         now_s = self._now_s()
         entry.facts = message.facts
-        entry.seen = None
+        entry.seen = entry.shown = None
         entry.replicas = {report.order.id: report for report in message.replicas}
         entry.reported_s = dict.fromkeys(entry.replicas, now_s)
         if token is not None and (message.epoch, message.owner) == (token.epoch, token.owner):
@@ -312,16 +313,11 @@ class Inventory:
         self, node_id: NodeId, entry: NodeEntry, state: NodeState, row: StoredNode | None, now_s: float, wall_s: float
     ) -> ObservedNode:
         """The same value as before for as long as the node has said nothing and nobody has ordered anything about it."""
-        made_of = (entry.facts, state, entry.connected, entry.heard_s, entry.awaited_s, row)
         ports = self._taken_ports.get(node_id)
         deadline_s = row.drain_deadline_wall_s if row is not None else None
-        if (
-            entry.shown is not None
-            and ports is None
-            and deadline_s is None
-            and all(a is b or a == b for a, b in zip(entry.shown[0], made_of, strict=True))
-        ):
-            return entry.shown[1]
+        shown = entry.shown
+        if shown is not None and shown[0] is state and shown[1] is row and ports is None and deadline_s is None:
+            return shown[2]
         facts = entry.facts
         if row is not None and row.labels:
             facts = attrs.evolve(facts, labels={**facts.labels, **row.labels})
@@ -336,7 +332,7 @@ class Inventory:
             drain_left_s=None if deadline_s is None else deadline_s - wall_s,
             taken_ports=frozenset(port for port, until_s in (ports or {}).items() if until_s > now_s),
         )
-        entry.shown = (made_of, node)
+        entry.shown = (state, row, node)
         return node
 
     def _observe_replicas(self, node: NodeId, entry: NodeEntry, state: NodeState) -> Iterator[ObservedReplica]:

@@ -16,7 +16,7 @@ from llmgw.control.event_log import EventLog
 from llmgw.control.inventory import Inventory
 from llmgw.control.leadership import Leadership
 from llmgw.control.observed import Desired, Observed
-from llmgw.control.planning import plan_replicas
+from llmgw.control.planning import IDLE_LOOK_AGAIN_S, plan_replicas
 from llmgw.domain.errors import Unavailable
 from llmgw.domain.ids import NodeId
 from llmgw.domain.plan import Action, Forget, Plan, Reason, Start, Stop, Withdraw
@@ -53,6 +53,7 @@ class Reconciler:
         self._publish = publish
         self._tick_s = tick_s
         self._wake = trio.Event()
+        self._looked_at: tuple[Desired, Observed] | None = None  # what the last plan was made of
         self._reasons: Mapping[str, Reason] = {}
         self.plan = Plan((), (), 0.0)
         self.plans = 0
@@ -68,8 +69,9 @@ class Reconciler:
 
     def plan_once(self) -> Plan:
         """One look: plan, and carry out what the claim allows. Does not wait."""
-        desired = self._desired()
-        plan = plan_replicas(desired, self._observe(), self._fresh_ids())
+        desired, observed = self._desired(), self._observe()
+        plan = plan_replicas(desired, observed, self._fresh_ids())
+        self._looked_at = (desired, observed)
         reasons: dict[str, Reason] = {}
         for reason in plan.reasons:
             reasons.setdefault(reason.object, reason)
@@ -116,13 +118,23 @@ class Reconciler:
         while True:
             yield self._machine.fresh_hex(REPLICA_RANDOM_BYTES)
 
+    def _settled(self) -> bool:
+        """Would planning now find what the last plan found: nothing to do? Looked at without planning, at rest once a second."""
+        if self._looked_at is None or self.plan.look_again_after_s < IDLE_LOOK_AGAIN_S:
+            return False
+        desired, observed = self._looked_at
+        now = self._observe()
+        return now.replicas is observed.replicas and not now.closings and self._desired() == desired
+
     async def run(self) -> None:
         """Plans while we lead, until cancelled."""
+        hinted = True
         while True:
             look_again_s = self._tick_s()
-            if self._leadership.is_leader:
+            if self._leadership.is_leader and (hinted or not self._settled()):
                 look_again_s = min(look_again_s, self.plan_once().look_again_after_s)
-            with trio.move_on_after(look_again_s):
+            with trio.move_on_after(look_again_s) as waited:
                 await self._wake.wait()
                 await self._machine.sleep_until(self._machine.now_s() + DEBOUNCE_S)
+            hinted = not waited.cancelled_caught
             self._wake = trio.Event()
