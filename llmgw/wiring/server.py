@@ -40,6 +40,7 @@ from llmgw.store.connection import Store
 from llmgw.wiring.data_dir import claim, claim_file
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.memory import calm_collector
 from llmgw.wiring.notify import take_notifier
 from llmgw.wiring.router import LogWriter, make_router, router_tls
 from llmgw.wiring.runs import run_role
@@ -209,6 +210,7 @@ async def run_control_plane(
                 return f"{admin_url}/console/#link={sign_in.new_link(admin_token)}"
 
             running = Running(controller, admin_url, listening, admin_token, agent_token_file, drain, stop, console_link)
+            calm_collector()
             log.info(
                 "serving",
                 admin=admin_url,
