@@ -1,0 +1,217 @@
+// What the cluster is like now, for every open tab of this console with one event stream between them.
+//
+// Browsers allow six connections to a host, so a stream per tab would stop the seventh tab dead. One visible tab leads: it holds
+// a Web Lock, follows the events, reads the state after each, and tells the others over a BroadcastChannel. A tab that is hidden
+// gives the lock up. Where there is no lock (plain HTTP to a name), and where the leading tab falls silent, a tab asks by itself.
+import { ApiError, address, base, forget, read } from "./api.js";
+
+const POLL_MS = 5_000; // reads also without an event: ages, counts, and nodes that fall silent
+const COLLECT_MS = 200; // events come in bursts
+const REST_FACTOR = 15; // a large fleet's state is costly to read: rest that many times as long as the reading took
+export const STALE_MS = 15_000; // three polls
+const RECONNECT_MS = 3_000;
+const EVENTS_KEPT = 500;
+
+export const state = {
+  snapshot: null, // { status, replicas, at }: `at` on this browser's clock
+  events: [], // the newest last
+  connection: "connecting", // live | polling | connecting
+  role: "alone", // leader | follower | alone
+  problem: "", // why the last reading failed
+};
+const watchers = new Set();
+const name = `llmgw ${base.pathname}`; // two clusters below one host must not hear each other
+let channel = null;
+let release = null; // ends our turn as the leading tab
+let waiting = null; // aborts waiting for the turn
+let stream = null;
+let timer = 0;
+let dueAt = 0;
+let reading = false;
+let again = false;
+let started = false;
+
+export function onChange(watcher) {
+  watchers.add(watcher);
+  return () => watchers.delete(watcher);
+}
+const changed = () => { for (const watcher of watchers) watcher(); };
+export const isStale = () => state.snapshot === null ? false : Date.now() - state.snapshot.at > STALE_MS;
+export const replicaOf = (id) => state.snapshot?.replicas.find((one) => one.id === id);
+
+export function start() {
+  if (started) return;
+  started = true;
+  if ("BroadcastChannel" in globalThis) {
+    channel = new BroadcastChannel(name);
+    channel.onmessage = ({ data }) => hear(data);
+    channel.postMessage({ type: "hello" });
+  }
+  document.addEventListener("visibilitychange", turn);
+  turn();
+}
+
+export function stop() {
+  if (!started) return;
+  started = false;
+  document.removeEventListener("visibilitychange", turn);
+  follow();
+  channel?.close();
+  channel = null;
+  Object.assign(state, { snapshot: null, events: [], connection: "connecting", role: "alone", problem: "" });
+}
+
+/** Tells the other tabs that the session is over, or that there is a new one. */
+export function tell(type) {
+  if (!("BroadcastChannel" in globalThis)) return;
+  const one = new BroadcastChannel(name);
+  one.postMessage({ type });
+  one.close();
+}
+
+/** Something was ordered here: look soon, whoever leads. */
+export function look() {
+  if (state.role === "follower") channel?.postMessage({ type: "look" });
+  else schedule(COLLECT_MS);
+}
+
+// --- who leads
+
+function turn() {
+  if (document.hidden) follow();
+  else lead();
+}
+
+function lead() {
+  if (!started || waiting || release) return;
+  if (!navigator.locks) {
+    state.role = "alone";
+    state.connection = "polling";
+    schedule(0);
+    return;
+  }
+  if (state.role !== "leader") state.role = "follower";
+  const mine = (waiting = new AbortController());
+  navigator.locks.request(name, { signal: mine.signal }, () => {
+    if (waiting === mine) waiting = null;
+    if (!started || document.hidden) return undefined;
+    return new Promise((done) => {
+      release = done;
+      state.role = "leader";
+      state.connection = "connecting";
+      changed();
+      schedule(0);
+      followEvents();
+    });
+  }).catch((err) => { if (err.name !== "AbortError") state.problem = err.message; });
+  schedule(channel && state.snapshot ? POLL_MS : COLLECT_MS); // in case nobody tells us anything
+  changed();
+}
+
+function follow() {
+  waiting?.abort();
+  waiting = null;
+  release?.();
+  release = null;
+  stream?.close();
+  stream = null;
+  clearTimeout(timer);
+  dueAt = 0;
+  if (state.role === "leader") state.role = "follower";
+}
+
+function hear(message) {
+  if (!started) return;
+  if (message.type === "signed-out") forget("You have signed out in another tab.");
+  else if (message.type === "hello" && release && state.snapshot) share();
+  else if (message.type === "look" && release) schedule(COLLECT_MS);
+  else if (message.type === "event" && !release) {
+    merge([message.event]);
+    changed();
+  } else if (message.type === "state" && !release) {
+    state.snapshot = message.snapshot;
+    state.events = message.events;
+    state.connection = message.connection;
+    state.problem = message.problem;
+    changed();
+  }
+}
+
+const share = () => channel?.postMessage({ type: "state", snapshot: state.snapshot, events: state.events, connection: state.connection, problem: state.problem });
+
+// --- reading
+
+function schedule(inMs) {
+  const at = Date.now() + inMs;
+  if (dueAt && dueAt <= at) return;
+  clearTimeout(timer);
+  dueAt = at;
+  timer = setTimeout(() => { dueAt = 0; refresh(); }, inMs);
+}
+
+async function refresh() {
+  if (!started || document.hidden) return;
+  if (reading) { again = true; return; }
+  const fresh = state.snapshot && Date.now() - state.snapshot.at < 2 * POLL_MS;
+  if (state.role === "follower" && fresh) { schedule(POLL_MS); return; }
+  reading = true;
+  const began = Date.now();
+  let took = 0;
+  try {
+    const [status, page] = await Promise.all([read("status"), read("replicas")]);
+    if (!started) return;
+    state.snapshot = { status, replicas: page.replicas, at: Date.now() };
+    state.problem = "";
+    took = Date.now() - began;
+    if (!state.events.length) await readEvents();
+  } catch (err) {
+    state.problem = err instanceof ApiError ? err.message : "the control plane does not answer";
+    if (state.connection === "live" && !(err instanceof ApiError)) state.connection = "connecting";
+  } finally {
+    reading = false;
+  }
+  if (!started) return;
+  if (release) share();
+  changed();
+  const rest = Math.max(POLL_MS, took * REST_FACTOR);
+  schedule(again ? Math.max(COLLECT_MS, took * REST_FACTOR) : rest);
+  again = false;
+}
+
+async function readEvents() {
+  const page = await read("events?limit=200");
+  merge(page.events);
+}
+
+function merge(events) {
+  const seen = new Map(state.events.map((event) => [event.seq, event]));
+  for (const event of events) seen.set(event.seq, event);
+  state.events = [...seen.values()].sort((a, b) => a.seq - b.seq).slice(-EVENTS_KEPT);
+}
+
+function followEvents() {
+  if (!release || stream) return;
+  const last = state.events.at(-1)?.seq;
+  const from = address("api/v1/events");
+  if (last !== undefined) from.searchParams.set("after", String(last));
+  const mine = (stream = new EventSource(from));
+  mine.onopen = () => { state.connection = "live"; share(); changed(); schedule(COLLECT_MS); };
+  mine.onmessage = ({ data }) => {
+    let event;
+    try { event = JSON.parse(data); } catch { return; }
+    merge([event]);
+    channel?.postMessage({ type: "event", event });
+    changed();
+    schedule(COLLECT_MS);
+  };
+  mine.onerror = () => { // also the server's own "error" event; after each it is safest to begin anew from the last event
+    mine.close();
+    if (stream !== mine) return;
+    stream = null;
+    state.connection = "polling";
+    share();
+    changed();
+    schedule(COLLECT_MS);
+    setTimeout(followEvents, RECONNECT_MS);
+  };
+}

@@ -1,0 +1,104 @@
+"""Writes `docs/screenshots/`: `python -m tests.console.screenshots`. The demo model and a few stand-ins, one page after the other."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from selenium.webdriver.common.keys import Keys
+
+from tests.programs import wait_for
+
+from .conftest import ENGINE, OnTerminal, Page, start_browser
+
+TARGET = Path(__file__).parent.parent.parent / "docs" / "screenshots"
+ANSWER_TOKENS = "80"
+DEMO = "gemma-3-270m"
+
+
+def table(name: str, dev: OnTerminal, count: int, **more: object) -> dict[str, object]:
+    command = [sys.executable, str(ENGINE), "--quiet-start", "--port", "{port}", "--mark", str(dev.folder)]
+    return {"name": name, "replicas": {"min": 0, "max": 4, "count": count}, "profile": [{"engine": "command", "command": command}], **more}
+
+
+def shoot(page: Page, name: str) -> None:
+    page.driver.execute_script("scrollTo(0, 0)")
+    time.sleep(0.5)  # fonts and the last redraw
+    page.driver.save_screenshot(str(TARGET / f"{name}.png"))
+    print(TARGET / f"{name}.png")
+
+
+def main() -> None:
+    TARGET.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        dev = OnTerminal(Path(folder))
+        driver = start_browser(Path(folder) / "profile")
+        try:
+            page = Page(driver)
+            page.open(dev.url)
+            page.one("#token")
+            shoot(page, "sign-in")
+            crash = "import sys; print('cannot read /models/speech: no such file', file=sys.stderr); sys.exit(2)"
+            broken = {
+                "name": "speech",
+                "kind": "audio",
+                "profile": [{"engine": "command", "command": [sys.executable, "-c", crash]}],
+            }
+            dev.admin.apply(table("coder", dev, 2, aliases=["fast"]), table("embedder", dev, 1, kind="embedding"), broken)
+            dev.admin.wait_ready(DEMO)
+            dev.admin.wait_ready("coder", 2)
+            wait_for(lambda: dev.admin.events("replica.failed"), "a replica that has failed")
+            page.sign_in(dev)
+            page.sees("Live", ".fresh")
+            shoot(page, "overview")
+            (first,) = dev.admin.replicas(DEMO, "ready")
+            for name, place in (
+                ("models", ["models"]),
+                ("model", ["models", DEMO]),
+                ("replicas", ["replicas"]),
+                ("nodes", ["nodes"]),
+                ("events", ["events"]),
+            ):
+                page.go(*place)
+                page.until(lambda: page.all("main .panel"), "a page")
+                time.sleep(1)
+                shoot(page, name)
+            page.go("replicas", first["id"])
+            page.until(lambda: page.text(".log").count("\n") > 15, "lines")
+            driver.execute_cdp_cmd(
+                "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 1150, "deviceScaleFactor": 1, "mobile": False}
+            )
+            shoot(page, "replica")
+            driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+            page.go("playground")
+            choose = "const s = document.getElementById('model'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))"
+            page.one("#model")
+            page.driver.execute_script(choose, DEMO)
+            page.fill(".fields input[type=number]", ANSWER_TOKENS)
+            for count, words in enumerate(("Name three rivers of Europe.", "Which of them is the longest?"), 1):
+                page.one("#draft").send_keys(words, Keys.ENTER)
+                page.until(lambda: len(page.all(".turn .note")) == count, "the answer")  # noqa: B023 - used at once
+            shoot(page, "playground")
+            driver.execute_script("document.documentElement.dataset.theme = 'dark'")
+            page.go("overview")
+            page.sees("Overview", "h1")
+            shoot(page, "overview-dark")
+            driver.execute_script("delete document.documentElement.dataset.theme")
+            driver.execute_cdp_cmd(
+                "Emulation.setDeviceMetricsOverride", {"width": 400, "height": 860, "deviceScaleFactor": 1, "mobile": False}
+            )
+            for name in ("overview", "replicas", "playground"):
+                page.go(name)
+                page.until(lambda: page.all("main .panel"), "a page")
+                shoot(page, f"{name}-narrow")
+            print(json.dumps([one["message"] for one in driver.get_log("browser") if "/session" not in one["message"]]))
+        finally:
+            driver.quit()
+            dev.close()
+
+
+if __name__ == "__main__":
+    main()
