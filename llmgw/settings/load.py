@@ -19,7 +19,7 @@ from llmgw.domain.errors import Fault, Invalid, NotFound
 from llmgw.domain.model import Catalog, ModelSpec
 from llmgw.domain.policy import ApiKey, Policy
 from llmgw.domain.setting import Scope
-from llmgw.settings import objects
+from llmgw.settings import not_yet, objects
 from llmgw.settings.address import TcpAddress, parse_listen
 from llmgw.settings.decode import field_types, given_paths, known_paths, read_table
 from llmgw.settings.schema import Settings, meta_of
@@ -125,8 +125,9 @@ def load_text(text: str, *, source: str, role: Role | None = None, environ: Mapp
         faults += _role_faults(role, settings)
     if faults or settings is None:
         raise Invalid.of(f"{source} is not valid", tuple(faults))
-    warnings += _role_warnings(role, settings, catalog, keys, endpoints)
     given = given_paths(raw)
+    warnings += _role_warnings(role, settings, catalog, keys, endpoints)
+    warnings += not_yet.warnings_of(given, settings, catalog.models, keys)
     return Loaded(
         settings=settings,
         catalog=catalog,

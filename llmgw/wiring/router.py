@@ -147,8 +147,6 @@ async def run_router(
     listens on. Raises LlmgwError (in a group).
     """
     settings = loaded.settings
-    for warning in _not_in_force(settings):
-        log.warning(warning)
     tls = router_tls(settings)
     router = make_router(machine, loaded, writer)
     follower = FileFollower(machine, router, path, loaded, notifier)
@@ -169,18 +167,6 @@ async def run_router(
         await router.drain(machine.now_s() + router.policy.route.drain_s)
         log.info("stopped")
         nursery.cancel_scope.cancel()
-
-
-def _not_in_force(settings: Settings) -> list[str]:
-    """What the file asks for and this build does not do yet: said, never passed over in silence."""
-    found = []
-    if settings.router.workers > 1:
-        found.append(f"router.workers = {settings.router.workers}: this build runs one process")
-    if settings.router.control_planes:
-        found.append("router.control_planes: this build follows none; it serves what the file says")
-    if settings.route.affinity != "none":
-        found.append(f"route.affinity = {settings.route.affinity}: this build spreads by load alone")
-    return found
 
 
 def router_tls(settings: Settings) -> ssl.SSLContext | None:

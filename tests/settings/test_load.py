@@ -9,7 +9,10 @@ import pytest
 
 from llmgw.domain.errors import EXIT_INVALID, Invalid, NotFound
 from llmgw.domain.model import ReplicaCounts
+from llmgw.settings import not_yet
+from llmgw.settings.decode import known_paths
 from llmgw.settings.load import FILE_BYTES_MAX, Loaded, Role, load_bytes, load_file, load_text
+from llmgw.settings.schema import Settings
 
 
 def load(text: str, role: Role | None = None, **environ: str) -> Loaded:
@@ -232,7 +235,35 @@ def test_a_router_with_nothing_to_route_to_or_nobody_to_serve_says_so():
     warnings = load("", Role.ROUTER).warnings
     assert any("nothing to route to" in warning for warning in warnings)
     assert any("every call of /v1 will be refused" in warning for warning in warnings)
-    assert load('router.control_planes = ["http://127.0.0.1:8081"]', Role.ROUTER).warnings == ()
+    (told,) = load('router.control_planes = ["http://127.0.0.1:8081"]', Role.ROUTER).warnings
+    assert told == "router.control_planes has no effect in this build yet"
+
+
+def test_what_this_build_does_not_do_is_told_where_a_file_asks_for_it_and_only_there():
+    text = """
+[route]
+affinity = "prefix"
+queue_max = 100
+[guard]
+max_images = 3
+[[auth.key]]
+name = "a"
+sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+requests_per_minute = 3
+[[model]]
+name = "m"
+idle_stop_s = 3
+[[model.profile]]
+engine = "ollama"
+"""
+    warnings = load(text, Role.SERVER).warnings
+    assert "route.affinity has no effect in this build yet" in warnings
+    assert "guard.max_images has no effect in this build yet" in warnings
+    assert any("idle_stop_s" in warning for warning in warnings)
+    assert any("limits per minute" in warning for warning in warnings)
+    assert not any("queue_max" in warning for warning in warnings)  # it only repeats the default
+    known = known_paths(Settings)
+    assert all(any(path == key or path.startswith(key) for path in known) for key in not_yet.KEYS)
 
 
 def test_a_router_open_to_other_machines_without_keys_says_so():

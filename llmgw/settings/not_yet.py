@@ -1,0 +1,53 @@
+"""What files may say already and this build does not do: told whenever it is asked for, never passed over in silence.
+
+A line leaves this list in the change that brings it into force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from llmgw.domain.model import ModelSpec
+from llmgw.domain.policy import ApiKey
+from llmgw.settings.schema import Settings
+
+# Paths, or their beginnings up to a dot.
+KEYS: Final = (
+    "lease.",
+    "rollout.",
+    "guard.",
+    "usage.",
+    "notify.",
+    "reconcile.brake.",
+    "limits.requests_per_minute",
+    "limits.tokens_per_minute",
+    "route.affinity",
+    "route.health_interval_s",
+    "route.queue_max",
+    "route.queue_wait_s",
+    "router.control_planes",
+    "router.workers",
+)
+
+
+def warnings_of(given: Iterable[str], settings: Settings, models: Iterable[ModelSpec], keys: Iterable[ApiKey]) -> list[str]:
+    """One line for each thing that stands in a file and has no effect in this build. `given` are the paths in the file."""
+    asked = [path for path in given if any(path == key or (key.endswith(".") and path.startswith(key)) for key in KEYS)]
+    found = [f"{path} has no effect in this build yet" for path in asked if not _is_default(path, settings)]
+    found += [f"model {model.name!r}: idle_stop_s has no effect in this build yet" for model in models if model.idle_stop_s]
+    for key in keys:
+        if key.requests_per_minute or key.tokens_per_minute:
+            found.append(f"auth.key {key.name!r}: limits per minute are not enforced by this build yet")
+    return found
+
+
+def _is_default(path: str, settings: Settings) -> bool:
+    """Does the file only repeat what holds anyway?"""
+    value: object = settings
+    default: object = Settings()
+    for part in path.split("."):
+        if not hasattr(value, part):
+            return False
+        value, default = getattr(value, part), getattr(default, part)
+    return value == default
