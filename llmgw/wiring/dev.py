@@ -31,7 +31,7 @@ from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.runs import run_role
 from llmgw.wiring.server import Running, run_control_plane
-from llmgw.wiring.signals import wait_for_stop
+from llmgw.wiring.signals import Hangup, wait_for_stop
 
 CTL_FILE: Final = "ctl.toml"  # tells `llmgw ctl` on this machine where we are, as long as we run
 PORT: Final = 8080
@@ -113,7 +113,7 @@ async def _main(loaded: Loaded, data_dir: Path, nodes: Nodes) -> None:
     machine = RealMachine()
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        await nursery.start(wait_for_stop, stop.set)
+        await nursery.start(wait_for_stop, stop.set, Hangup.STOPS)
 
         async def run() -> None:
             await _run(machine, loaded, data_dir, nodes, stop)

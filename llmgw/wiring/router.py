@@ -35,7 +35,7 @@ from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.notify import Notifier, take_notifier
 from llmgw.wiring.runs import run_role
-from llmgw.wiring.signals import wait_for_stop
+from llmgw.wiring.signals import Hangup, wait_for_stop
 
 FILE_LOOK_S: Final = 1.0  # chosen: an edit is live within a second or two, and a look is one stat call
 LOG_FLUSH_S: Final = 0.1  # how long a line may wait for others; one write for many keeps the cost per request low
@@ -153,7 +153,7 @@ async def run_router(
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run, machine)
-        await nursery.start(wait_for_stop, stop.set)
+        await nursery.start(wait_for_stop, stop.set, Hangup.ELSEWHERE)
         await nursery.start(follower.run)
         address = await nursery.start(partial(serve, router, settings.router.listen, tls, inherited=inherited))
         nursery.start_soon(notifier.beat, machine)

@@ -147,7 +147,7 @@ async def until(condition, what: str = "a state") -> None:
 
 
 @asynccontextmanager
-async def running_admin(data_dir, limits=None, *, objects=None, store=None, tls=None, kernel_stall_s=None, **more):
+async def running_admin(data_dir, limits=None, *, objects=None, store=None, tls=None, kernel_stall_s=None, router=lambda: None, **more):
     limits = limits or Limits()
     machine = RealMachine()
     store = store or await Store.open(MEMORY, inline)
@@ -165,7 +165,7 @@ async def running_admin(data_dir, limits=None, *, objects=None, store=None, tls=
         AdminToken(role.value, hash_token(token), role)
         for token, role in ((ADMIN, Role.ADMIN), (OPERATOR, Role.OPERATOR), (VIEWER, Role.VIEWER))
     )
-    app = make_app(controller, auth, agent_token=lambda: AGENT, limits=limits)
+    app = make_app(controller, auth, agent_token=lambda: AGENT, limits=limits, router=router)
     (listening,) = bind_admin("127.0.0.1:0", kernel_stall_s or limits.send_stall_s)
     port = listening.getsockname()[1]
     served = trio.Event()

@@ -260,6 +260,18 @@ def test_an_orderly_end_of_the_agent_leaves_its_engines_running(site: Site) -> N
     assert chat(site.address, "a")[0] == 200
 
 
+def test_a_hangup_ends_neither_a_server_nor_an_agent(site: Site) -> None:
+    server = site.start_server()
+    agent = site.start("agent")
+    site.admin.apply(site.model("a"))
+    (before,) = site.admin.wait_ready("a")
+    for one in (server, agent):
+        one.process.send_signal(signal.SIGHUP)
+        one.wait_output("SIGHUP ends nothing here")
+    assert chat(site.address, "a")[0] == 200
+    assert site.admin.wait_ready("a")[0]["pid"] == before["pid"]
+
+
 def test_an_agent_told_to_stop_its_engines_takes_them_along(site: Site) -> None:
     site.start_server()
     agent = Program(["agent", "--config", str(site.folder / "agent.toml"), "--stop-engines"], site.folder, "agent")
