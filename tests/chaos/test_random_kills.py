@@ -9,7 +9,6 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.chaos.test_processes import Site
@@ -24,10 +23,10 @@ MODELS = ("a", "b", "c")
 def test_random_kills_and_edits_end_in_what_was_asked_for(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     site = Site(tmp_path)
-    wanted = {name: 0 for name in MODELS}
+    wanted = dict.fromkeys(MODELS, 0)
     try:
         server, agent = site.start_server(), site.start("agent")
-        for round_number in range(ROUNDS):
+        for _ in range(ROUNDS):
             what = rng.choice(("server", "agent", "engine", "engine", "scale", "scale", "remove", "both"))
             if what in ("server", "both"):
                 server.kill()
@@ -38,13 +37,10 @@ def test_random_kills_and_edits_end_in_what_was_asked_for(tmp_path: Path, seed: 
             if what in ("server", "both"):
                 server = site.start_server()
             if what == "engine":
-                for process in (
-                    rng.sample(sorted(processes_with(site.marker + "-engine"), key=lambda p: p.pid), k=1)
-                    if processes_with(site.marker + "-engine")
-                    else ()
-                ):
-                    with contextlib.suppress(psutil.Error):
-                        os.kill(process.pid, signal.SIGKILL)
+                running = sorted(processes_with(site.marker + "-engine"), key=lambda process: process.pid)
+                if running:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(rng.choice(running).pid, signal.SIGKILL)
             if what == "scale":
                 name = rng.choice(MODELS)
                 wanted[name] = rng.randint(0, 3)
@@ -74,6 +70,5 @@ def test_random_kills_and_edits_end_in_what_was_asked_for(tmp_path: Path, seed: 
         assert "Traceback" not in server.output + agent.output
         placed = [event for event in site.admin.events() if event["kind"] == "replica.placed"]
         assert len({event["object"] for event in placed}) == len(placed)
-        assert round_number == ROUNDS - 1
     finally:
         site.close()
