@@ -302,12 +302,15 @@ def test_no_page_is_wider_than_its_window(dev: OnTerminal, page: Page, width: in
     page.driver.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     )
+    long = "m" * 200
+    dev.apply(long, 0)
     page.sign_in(dev)
+    page.sees(long)
     (first, *_) = dev.admin.replicas("m1")
     for place in (
         ["overview"],
         ["models"],
-        ["models", "m1"],
+        ["models", long],
         ["replicas"],
         ["replicas", first["id"]],
         ["nodes"],
@@ -318,6 +321,7 @@ def test_no_page_is_wider_than_its_window(dev: OnTerminal, page: Page, width: in
         page.until(lambda: page.all("main .panel"), "a page")
         sizes = page.driver.execute_script("return [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         assert sizes[0] <= sizes[1], place
+    dev.admin("DELETE", f"/models/{long}", **{"if-match": "*"})
 
 
 def test_orders_from_the_page_are_carried_out(dev: OnTerminal, page: Page) -> None:

@@ -50,6 +50,7 @@ export const ageNow = (age_s) => age_s + (state.snapshot ? (Date.now() - state.s
 
 export const mib = (value) => value >= 10_240 ? `${(value / 1024).toFixed(0)} GiB` : value >= 1024 ? `${(value / 1024).toFixed(1)} GiB` : `${value} MiB`;
 
+export const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 export const link = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
 export const path = (...parts) => parts.map(encodeURIComponent).join("/");
 

@@ -1,12 +1,28 @@
 // The machines, the memory of their devices, and the three orders a node takes.
 import { state } from "../live.js";
-import { Badge, Bar, Order, Section, ageNow, duration, html, mib, path } from "../ui.js";
+import { Badge, Bar, Component, Order, Section, ageNow, counted, duration, html, mib, path } from "../ui.js";
 import { nodeWord } from "./overview.js";
 
-export function Nodes() {
-  const { nodes } = state.snapshot.status;
-  if (!nodes.length) return html`<h1>Nodes</h1><p class="empty">No node yet. llmgw node add prints the command for a new machine.</p>`;
-  return html`<h1>Nodes</h1>${nodes.map((node) => html`<${Node} key=${node.id} node=${node} />`)}`;
+const SHOWN = 50; // nodes at once: each is a panel; the filter finds the others
+
+export class Nodes extends Component {
+  constructor() {
+    super();
+    this.state = { wanted: "" };
+  }
+  render(_, { wanted }) {
+    const { nodes } = state.snapshot.status;
+    const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
+    const described = (node) => `${node.name} ${nodeWord(node)} ${node.facility} ${node.address} ${Object.entries(node.labels).map((one) => one.join("="))}`.toLowerCase();
+    const found = nodes.filter((node) => words.every((word) => described(node).includes(word)));
+    return html`
+      <h1>Nodes</h1>
+      ${nodes.length ? html`<div class="page-tools"><p class="count" role="status">${found.length === nodes.length ? counted(nodes.length, "node") : `${found.length} of ${counted(nodes.length, "node")}`}</p>
+        <label class="filter">Filter <input type="search" value=${wanted} onInput=${(e) => this.setState({ wanted: e.target.value })} placeholder="name, state, facility or label" /></label></div>`
+        : html`<section class="panel"><p class="empty">No node yet. llmgw node add prints the command for a new machine.</p></section>`}
+      ${found.slice(0, SHOWN).map((node) => html`<${Node} key=${node.id} node=${node} />`)}
+      ${found.length > SHOWN ? html`<p class="count">The first ${SHOWN} are shown; the filter finds the others.</p>` : null}`;
+  }
 }
 
 function Node({ node }) {

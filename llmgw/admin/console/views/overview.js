@@ -2,6 +2,10 @@
 import { state } from "../live.js";
 import { Badge, Section, Table, Bar, When, html, link, text, duration, ageNow } from "../ui.js";
 
+const SHOWN = 20; // rows of a list here; what is not well comes first, and the rest has pages of its own
+const unwellFirst = (rows, well) => [...rows.filter((row) => !well(row)), ...rows.filter(well)];
+const rest = (all, page) => all.length > SHOWN ? html`<p class="count">${SHOWN} of ${all.length} are shown. <a href=${link(page)}>All of them</a></p>` : null;
+
 const ORDER = ["ready", "loading", "starting", "pending", "draining", "stopped", "failed", "lost"];
 
 export function Overview() {
@@ -23,20 +27,22 @@ export function Overview() {
     </div>
     <${Section} title="Needs attention">
       ${status.problems.length
-        ? html`<ul class="problems">${status.problems.map((problem) => html`<li key=${problem}>${problem}</li>`)}</ul>`
+        ? html`<ul class="problems">${status.problems.slice(0, SHOWN).map((problem) => html`<li key=${problem}>${problem}</li>`)}${status.problems.length > SHOWN ? html`<li>and ${status.problems.length - SHOWN} more</li>` : null}</ul>`
         : html`<p class="well"><${Badge} word="well" /> Nothing needs a person.</p>`}
     <//>
     <${Section} title="Models">
       <${Table} caption="Models" columns=${["Model", "State", "Ready", "Engine", "Why"]} empty="No model yet. Apply one with: llmgw ctl model apply -f FILE"
-        rows=${status.models.map((model) => ({ key: model.name, cells: [
+        rows=${unwellFirst(status.models, (model) => model.state === "ready" || model.state === "stopped").slice(0, SHOWN).map((model) => ({ key: model.name, cells: [
           html`<a href=${link("models", model.name)}>${model.name}</a>`, html`<${Badge} word=${model.state} />`,
           `${model.ready} of ${model.replicas_wanted}`, model.engine, model.reason] }))} />
+      ${rest(status.models, "models")}
     <//>
     <${Section} title="Nodes">
       <${Table} caption="Nodes" columns=${["Node", "State", "Replicas", "Memory of GPUs", "Heard"]} empty="No node yet. llmgw node add prints the command for a new machine."
-        rows=${status.nodes.map((node) => ({ key: node.id, cells: [
+        rows=${unwellFirst(status.nodes, (node) => node.state === "ready").slice(0, SHOWN).map((node) => ({ key: node.id, cells: [
           html`<a href=${link("nodes")}>${node.name}</a>`, html`<${Badge} word=${nodeWord(node)} />`, String(node.replicas),
           memoryOf(node), `${duration(ageNow(node.heard_age_s))} ago`] }))} />
+      ${rest(status.nodes, "nodes")}
     <//>
     <${Section} title="Latest events" side=${html`<a href="#/events">All events</a>`}>
       <${EventList} events=${state.events.slice(-8).reverse()} objects />

@@ -1,7 +1,7 @@
 // Every replica; and one of them: its states over time, its engine's log as it grows, and why it is where it is.
 import { replicaOf, state } from "../live.js";
 import { read } from "../api.js";
-import { Badge, Component, Order, Section, Table, ageNow, duration, html, link, mib, path, text } from "../ui.js";
+import { Badge, Component, Order, Section, Table, ageNow, counted, duration, html, link, mib, path, text } from "../ui.js";
 import { EventList } from "./overview.js";
 
 export class Replicas extends Component {
@@ -16,7 +16,7 @@ export class Replicas extends Component {
     return html`
       <h1>Replicas</h1>
       <${Section} title="Running copies of models" side=${html`<label class="filter">Filter <input type="search" value=${wanted} onInput=${(e) => this.setState({ wanted: e.target.value })} placeholder="model, node or state" /></label>`}>
-        <p class="count" role="status">${shown.length === all.length ? `${all.length} replicas` : `${shown.length} of ${all.length} replicas`}</p>
+        <p class="count" role="status">${shown.length === all.length ? counted(all.length, "replica") : `${shown.length} of ${counted(all.length, "replica")}`}</p>
         <${Table} caption="Replicas" columns=${["Replica", "Model", "State", "For", "Node", "Devices", "Attempt", "Why"]}
           empty=${all.length ? "No replica matches." : "No replica yet. A model that is applied gets its replicas here."}
           rows=${shown.slice(0, 500).map((one) => ({ key: one.id, cells: [
