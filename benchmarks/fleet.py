@@ -57,6 +57,8 @@ starts_max = 10000
             admin.apply(*({**_model(f"m{i:03}"), "replicas": {"min": 0, "max": 100, "count": REPLICAS // MODELS}} for i in range(MODELS)))
             wait_for(lambda: admin("GET", "/status")["replicas"].get("ready", 0) == REPLICAS, "every replica is ready", 300)
             filled_s = time.monotonic() - began_s
+            # Each node joined, each replica was placed and became ready: simulated agents tell what real ones tell.
+            wait_for(lambda: _last_event(admin) >= NODES + 2 * REPLICAS, "all of it in the history", 60)
             process = psutil.Process(server.process.pid)
             time.sleep(15)  # the last events are written, the last list is taken
             before_s, at_s = tree_cpu_s(process), time.monotonic()
@@ -88,6 +90,10 @@ def _model(name: str) -> dict[str, object]:
 
 def _ready_nodes(admin: Admin) -> int:
     return sum(node["state"] == "ready" for node in admin("GET", "/status")["nodes"])
+
+
+def _last_event(admin: Admin) -> int:
+    return int(admin("GET", "/events?limit=1")["next"])
 
 
 def _routable_ms(admin: Admin, port: int, number: int) -> float:

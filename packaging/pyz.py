@@ -44,7 +44,41 @@ def start():
         )
     import _bootstrap
 
+    cache_path = _bootstrap.cache_path
+    extract = _bootstrap.extract_site_packages
+
+    def find_place(archive, root_dir, build_id):
+        try:
+            path = cache_path(archive, root_dir, build_id)
+            (path / "site-packages").exists()
+        except (OSError, RuntimeError) as err:
+            refuse(root_dir or "~/.shiv", err)
+        return path
+
+    def unpack(archive, target_path, *rest):
+        try:
+            extract(archive, target_path, *rest)
+        except OSError as err:
+            import shutil
+
+            shutil.rmtree(str(target_path) + ".tmp", ignore_errors=True)
+            refuse(target_path.parent, err)
+
+    _bootstrap.cache_path = find_place
+    _bootstrap.extract_site_packages = unpack
     _bootstrap.bootstrap()
+
+
+def refuse(folder, err):
+    import errno
+
+    machines = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    why = getattr(err, "strerror", None) or str(err)
+    sys.stderr.write(
+        "llmgw: this file unpacks itself into %s at its first start, and cannot: %s; SHIV_ROOT in the environment names another folder\\n"
+        % (folder, why)
+    )
+    sys.exit(6 if getattr(err, "errno", None) in machines else 3)
 """
 UNUSED: Final = ("apsw/tests", "apsw/sqlite_extra_binaries")  # the library's own tests, and SQLite extensions that nothing here loads
 EARLIEST_ZIP: Final = 315532800  # 1980-01-01: a zip archive knows nothing older

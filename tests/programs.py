@@ -72,7 +72,7 @@ class Program:
             stdin=subprocess.DEVNULL,
             stdout=self.file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "XDG_STATE_HOME": str(folder / "state"), **(env or {})},  # apart from a `dev` of the user's own
             start_new_session=True,
         )
 

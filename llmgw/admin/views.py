@@ -9,6 +9,7 @@ import datetime
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from llmgw.control.node_watch import EACH_MAX, some
 from llmgw.control.observed import ObservedNode, ObservedReplica
 from llmgw.domain.endpoint import EndpointList
 from llmgw.domain.event import Event
@@ -196,12 +197,21 @@ def problems(
 ) -> list[str]:
     """What needs a person, a sentence each."""
     found = []
+    failed = [replica for replica in replicas if replica.state is ReplicaState.FAILED]
+    told = set()  # models whose line says which replica failed, and how
     for model in models:
         if model["state"] not in ("ready", "stopped", "loading"):
             why = f": {model['reason']}" if model["reason"] else ""
             found.append(f"model {model['name']}: {model['ready']} of {model['replicas_wanted']} ready, {model['state']}{why}")
-    found += [f"node {node.name} is lost: silent for {(now_s - node.heard_s):.0f} s" for node in nodes if node.state is NodeState.LOST]
-    for replica in replicas:
-        if replica.state is ReplicaState.FAILED:
+            if any(replica.id in why for replica in failed if replica.model == model["name"]):
+                told.add(model["name"])
+    lost = sorted((node.name, now_s - node.heard_s) for node in nodes if node.state is NodeState.LOST)
+    if len(lost) <= EACH_MAX:
+        found += [f"node {name} is lost: silent for {silent_s:.0f} s" for name, silent_s in lost]
+    else:
+        least_s = min(silent_s for _, silent_s in lost)
+        found.append(f"{len(lost)} nodes are lost: silent for {least_s:.0f} s or longer: {some([name for name, _ in lost])}")
+    for replica in failed:
+        if replica.model not in told:
             found.append(f"replica {replica.id} failed: {replica.report.reason or 'no reason was given'}")
     return found

@@ -18,6 +18,8 @@ from typing import Final
 
 import attrs
 
+from llmgw.domain.words import plain
+
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024  # of one attempt: half in the file that grows, half in the part cut from it
 LOGS_KEPT: Final = 10  # newest attempts of a replica; above any default number of attempts, so that a whole crash loop is kept
 TAIL_LINES: Final = 50
@@ -147,5 +149,5 @@ class ReplicaLogs:
 
 
 def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """The last lines as a report may carry them."""
-    return tuple(line[:LINE_CHARACTERS_MAX] for line in lines[-TAIL_LINES:])
+    """The last lines as a report may carry them, without what would steer a terminal."""
+    return tuple(plain(line)[:LINE_CHARACTERS_MAX] for line in lines[-TAIL_LINES:])

@@ -38,6 +38,7 @@ from llmgw.domain.ids import CPU_DEVICE, NodeId, ReplicaId
 from llmgw.domain.node import Device, FoundEngine
 from llmgw.domain.ports import Machine
 from llmgw.domain.replica import ReplicaOrder, ReplicaReport, ReplicaState
+from llmgw.domain.words import plain_line
 from llmgw.protocol.messages import AgentEvent, EngineSeen, LogChunk, LogRequest
 
 log = structlog.get_logger("llmgw.agent.supervisor")
@@ -476,6 +477,7 @@ class Supervisor:
         return found
 
     def _tell(self, kind: str, text: str, subject: str, level: Level) -> None:
+        text = plain_line(text)  # it may hold an engine's own words
         log.log(_LEVELS[level], text, kind=kind, object=subject)
         self._listener.event(AgentEvent(kind, subject, text, level))
 

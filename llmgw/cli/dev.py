@@ -13,8 +13,9 @@ def default_data_dir() -> Path:
     """Where `dev` keeps its state between runs: `${XDG_STATE_HOME:-~/.local/state}/llmgw/dev`."""
     import os
 
-    state = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "llmgw" / "dev"
+    from llmgw.settings.user_dirs import state_dir
+
+    return state_dir(os.environ) / "dev"
 
 
 _PORT = click.IntRange(0, 65535)

@@ -36,7 +36,10 @@ file of certificates); else, on loopback, in those of a running `llmgw dev`, the
 kept for one server is never shown to another. It uses no proxy from the environment. Every command of `ctl` takes `--server URL` and
 `--output table|json|toml`, before or after the noun.
 """
-_KINDS: Final = {"integer range": "NUMBER", "float range": "NUMBER", "path": "FILE", "directory": "DIR", "text": "TEXT"}
+_KINDS: Final = {
+    "integer": "NUMBER", "integer range": "NUMBER", "float": "NUMBER", "float range": "NUMBER",
+    "path": "FILE", "file": "FILE", "directory": "DIR", "text": "TEXT",
+}  # fmt: skip
 _SHARED: Final = frozenset({"server", "output"})
 
 
@@ -76,7 +79,7 @@ def _value(option: click.Option) -> str:
         return ""
     if isinstance(option.type, click.Choice):
         return f" {' '.join(option.type.choices)}".replace(" ", "\\|").replace("\\|", " ", 1)
-    return f" {option.metavar or _KINDS.get(option.type.name, 'TEXT')}"
+    return f" {option.metavar or _KINDS[option.type.name]}"
 
 
 def _option_help(option: click.Option) -> str:

@@ -24,6 +24,7 @@ from llmgw.control.footprint import SizeOf, needs
 from llmgw.control.holds import Holds
 from llmgw.control.inventory import Inventory
 from llmgw.control.leadership import Leadership
+from llmgw.control.node_watch import NodeWatch
 from llmgw.control.nodes import Nodes
 from llmgw.control.observed import Closing, Desired, MemoryNeed, Observed, ObservedReplica, PlanSettings
 from llmgw.control.planning import barrier, explain_replica
@@ -170,6 +171,7 @@ class Controller:
             self.observe,
             self._publish,
             tick_s=lambda: self.settings.reconcile.tick_s,
+            look=NodeWatch(self.events).look,
         )
         self.leadership.on_lead(self._reload)
 
@@ -246,7 +248,10 @@ class Controller:
         raise NotFound(f"there is no replica {replica_id[:100]!r}")
 
     def explain(self, of: str) -> Reason:
-        """The reason that the last plan gave for `replica/ID` or `model/NAME`. Raises NotFound for what is not there."""
+        """The reason that the last plan gave for `model/NAME`, or for `replica/ID` beside that of the plan which placed it.
+
+        Raises NotFound for what is not there.
+        """
         kind, _, name = of.partition("/")
         if kind == "model":
             spec = self.models.get(name)
@@ -255,10 +260,9 @@ class Controller:
             ready = sum(replica.state is ReplicaState.READY for replica in self.replicas() if replica.model == spec.name)
             return found or Reason(of, f"{ready} of {spec.replicas.count} replicas ready; nothing is to be done")
         replica = self.replica(name)
-        if (found := self.reconciler.reasons.get(of)) is not None:
-            return found
+        said = self.reconciler.reasons.get(of)
         nodes = {node.id: node for node in self.observe().nodes}
-        return explain_replica(replica, nodes.get(replica.node))
+        return explain_replica(replica, nodes.get(replica.node), said.text if said is not None else "")
 
     # --- operators' orders that are neither nodes', models' nor holds'
 

@@ -8,7 +8,8 @@ from llmgw.control.observed import Observed, ObservedReplica
 from llmgw.domain.endpoint import Absence, AbsenceReason, Endpoint, EndpointList
 from llmgw.domain.ids import EndpointId, ReplicaId
 from llmgw.domain.model import Catalog, ModelSpec, Profile
-from llmgw.domain.plan import Filter, Reason
+from llmgw.domain.placed import Filter
+from llmgw.domain.plan import Reason
 from llmgw.domain.replica import ReplicaState
 
 _COMING = frozenset({ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.LOADING})

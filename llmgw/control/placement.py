@@ -6,8 +6,9 @@ It never promises more memory on a device than the device has, and shares a GPU 
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import attrs
 
@@ -15,8 +16,9 @@ from llmgw.control.observed import Desired, MemoryNeed, Observed, ObservedNode
 from llmgw.domain.ids import DeviceId, NodeId
 from llmgw.domain.model import ModelSpec, Profile
 from llmgw.domain.node import Device, DeviceKind, NodeState
-from llmgw.domain.plan import Filter, Rejection
+from llmgw.domain.placed import Filter, Placement, Rejection
 from llmgw.domain.replica import ReplicaOrder, ReplicaState
+from llmgw.domain.words import counted
 
 # States in which a replica's processes may hold memory and a port on a node that can be heard.
 HOLDS_MEMORY: Final = frozenset(
@@ -26,13 +28,19 @@ HOLDS_MEMORY: Final = frozenset(
 # a promise leaves room for the next few. Chosen: 0.3 % of an 80 GiB GPU.
 FOREIGN_STEP_MIB: Final = 256
 REJECTIONS_MAX: Final = 64  # nodes up to which a successful placement also tells why each other node was not taken
-_UNSEEN: Final = object()
+# What a placement tells of nodes that were passed over goes into the order, and so into every report and onto the agent's disk:
+# some 5 KB. In a large cluster the nodes are a few kinds many times over, and the next best of other kinds say most of it.
+PASSED_MAX: Final = 32
+PASSED_OF_MANY: Final = 3
 UNSTATED: Final = MemoryNeed(512, "512 MiB where nothing is known")
 
 
 @attrs.frozen
 class Place:
-    """A node that fits, with the devices and the port that the replica is to have. `left_mib` stays free on them."""
+    """A node that fits, with the devices and the port that the replica is to have. `left_mib` stays free on them.
+
+    `text` says what it takes there, as the start of a sentence; `placement` goes on with why it is this node.
+    """
 
     node: NodeId
     devices: tuple[DeviceId, ...]
@@ -40,6 +48,25 @@ class Place:
     memory_mib: int
     left_mib: int
     text: str
+    placement: Placement = Placement()
+
+
+class _Score(NamedTuple):
+    """How well a node takes one more replica of a model; the lower, the better, part by part."""
+
+    in_domain: int  # replicas of the model in its facility, or what else they are spread over
+    on_node: int  # of those, on the node itself
+    idle_gpus: int  # negative where replicas are not to be packed
+    left_mib: int  # likewise
+    key: tuple[str, NodeId]
+
+
+@attrs.frozen
+class _Fit:
+    """A node that takes one more, and how well."""
+
+    score: _Score
+    at: _NodeLedger
 
 
 @attrs.frozen
@@ -147,6 +174,7 @@ class Ledger:
         for refusal in observed.refusals:
             if refusal.node in self._nodes:
                 self._nodes[refusal.node].closed[refusal.model, refusal.digest] = f"the agent refused: {refusal.text}"
+        self._closed = {key for at in self._nodes.values() for key in at.closed}
         self._buckets: dict[tuple[object, ...], _Bucket] = {}
         self._bucket_of: dict[NodeId, tuple[object, ...]] = {}
         for at in self._nodes.values():
@@ -154,38 +182,86 @@ class Ledger:
         self._fits: dict[tuple[str, tuple[object, ...]], Place | None] = {}
 
     def place(self, model: ModelSpec, profile: Profile) -> tuple[Place | None, tuple[Rejection, ...]]:
-        """The best place for one more replica of this profile, and why other nodes were not one.
+        """The best place for one more replica of this profile, with why; where there is none, why each node is not one.
 
-        All of them where there is no place; beside a place only in clusters of up to REJECTIONS_MAX nodes. Same ledger, same
-        answer. The caller enters what it takes with `enter`.
+        Same ledger, same answer. The caller enters what it takes with `enter`.
         """
         digest = profile.digest()
         need = need_of(profile, self._desired)
+        siblings, in_domain = self._spread(model)
+        fits, fitting = self._fits_of(model, profile, digest, need, siblings, in_domain)
+        best = min(fits, key=lambda fit: fit.score, default=None)
+        if best is None:
+            return None, tuple(rejection for _, rejection in self._rejections(model, profile, digest, need))
+        place = self._fit(best.at, profile, need)
+        assert isinstance(place, Place), "nodes of one signature take the same profiles"
+        few = len(self._nodes) <= REJECTIONS_MAX
+        passed = self._all_passed(model, profile, digest, need, siblings, in_domain, best) if few else self._next_best(fits, best)
+        praise = self._praise(best, fitting, len(self._nodes) - fitting)
+        return attrs.evolve(place, placement=Placement(f"{place.text}, {praise}", passed)), ()
+
+    def _all_passed(
+        self,
+        model: ModelSpec,
+        profile: Profile,
+        digest: str,
+        need: MemoryNeed,
+        siblings: Mapping[NodeId, int],
+        in_domain: Mapping[str, int],
+        best: _Fit,
+    ) -> tuple[Rejection, ...]:
+        """Every other node, those that fit first, the best of them first; the texts of PASSED_MAX."""
+        unfit = self._rejections(model, profile, digest, need)
+        out = {best.at.node.id, *(node for node, _ in unfit)}
+        others = [
+            _Fit(self._score(at, siblings, in_domain, found), at)
+            for node, at in self._nodes.items()
+            if node not in out and isinstance(found := self._fit(at, profile, need), Place)
+        ]
+        others.sort(key=lambda fit: fit.score)
+        return (*(self._outscored(fit, best) for fit in others[:PASSED_MAX]), *(rejection for _, rejection in unfit))[:PASSED_MAX]
+
+    def _next_best(self, fits: Sequence[_Fit], best: _Fit) -> tuple[Rejection, ...]:
+        """The best of PASSED_OF_MANY other kinds of node."""
+        ranked = heapq.nsmallest(PASSED_OF_MANY + 1, fits, key=lambda fit: fit.score)
+        return tuple(self._outscored(fit, best) for fit in ranked[1:])
+
+    def _spread(self, model: ModelSpec) -> tuple[Mapping[NodeId, int], Mapping[str, int]]:
+        """How many replicas of the model stand on each node, and in each facility."""
         siblings = self._siblings.get(model.name, {})
         in_domain: dict[str, int] = {}
         for node, count in siblings.items():
             domain = self._nodes[node].domain
             in_domain[domain] = in_domain.get(domain, 0) + count
-        best: tuple[tuple[float | str, ...], _NodeLedger] | None = None
+        return siblings, in_domain
+
+    def _fits_of(
+        self,
+        model: ModelSpec,
+        profile: Profile,
+        digest: str,
+        need: MemoryNeed,
+        siblings: Mapping[NodeId, int],
+        in_domain: Mapping[str, int],
+    ) -> tuple[list[_Fit], int]:
+        """The best node of each kind that takes the profile, and how many nodes take it in all."""
+        closing = (model.name, digest)
+        some_closed = closing in self._closed
+        fits: list[_Fit] = []
+        fitting = 0
         for signature, bucket in self._buckets.items():
-            candidate = self._candidate(bucket, siblings, (model.name, digest))
+            candidate = self._candidate(bucket, siblings, closing)
             if candidate is None:
                 continue
-            fit = self._fits.get((digest, signature), _UNSEEN)
-            if fit is _UNSEEN:
+            key = (digest, signature)
+            if key not in self._fits:
                 found = self._fit(candidate, profile, need)
-                fit = self._fits[digest, signature] = found if isinstance(found, Place) else None
-            if not isinstance(fit, Place):
-                continue
-            score = self._score(candidate, siblings, in_domain.get(bucket.domain, 0), fit)
-            if best is None or score < best[0]:
-                best = (score, candidate)
-        if best is None:
-            return None, self._rejections(model, profile, digest, need)
-        place = self._fit(best[1], profile, need)
-        assert isinstance(place, Place), "nodes of one signature take the same profiles"
-        few = len(self._nodes) <= REJECTIONS_MAX
-        return place, self._rejections(model, profile, digest, need) if few else ()
+                self._fits[key] = found if isinstance(found, Place) else None
+            fit = self._fits[key]
+            if fit is not None:
+                fits.append(_Fit(self._score(candidate, siblings, in_domain, fit), candidate))
+                fitting += sum(closing not in at.closed for _, at in bucket.nodes) if some_closed else len(bucket.nodes)
+        return fits, fitting
 
     def enter(self, node: NodeId, order: ReplicaOrder) -> None:
         """This order is now part of the plan: what it takes is no longer there for the next."""
@@ -226,15 +302,16 @@ class Ledger:
                 best, fewest = at, count
         return best
 
-    def _rejections(self, model: ModelSpec, profile: Profile, digest: str, need: MemoryNeed) -> tuple[Rejection, ...]:
-        found: list[Rejection] = []
-        for at in self._nodes.values():
+    def _rejections(self, model: ModelSpec, profile: Profile, digest: str, need: MemoryNeed) -> list[tuple[NodeId, Rejection]]:
+        """Every node that does not take the profile, by name."""
+        found: list[tuple[NodeId, Rejection]] = []
+        for node, at in self._nodes.items():
             looked = self._fit(at, profile, need)
             if isinstance(looked, Rejection):
-                found.append(looked)
+                found.append((node, looked))
             elif closed := at.closed.get((model.name, digest)):
-                found.append(Rejection(at.node.name, Filter.CLOSED, closed))
-        return tuple(found)
+                found.append((node, Rejection(at.node.name, Filter.CLOSED, closed)))
+        return found
 
     def _fit(self, at: _NodeLedger, profile: Profile, need: MemoryNeed) -> Place | Rejection:
         """Can this node take it? Depends on nothing that is not in the node's signature, but for which devices and port."""
@@ -244,9 +321,9 @@ class Ledger:
             return Rejection(node.name, which, text)
 
         if node.state is not NodeState.READY:
-            return no(Filter.STATE, f"the node is {node.state.value}, last heard {self._now_s - node.heard_s:.0f} s ago")
+            return self._silent(node, f"the node is {node.state.value}")
         if not node.connected:
-            return no(Filter.STATE, f"its agent has no session now, last heard {self._now_s - node.heard_s:.0f} s ago")
+            return self._silent(node, "its agent has no session now")
         if node.cordoned or node.draining:
             return no(Filter.CORDON, "the node is draining" if node.draining else "the node is cordoned")
         if hold := self._holds.get(facts.facility):
@@ -268,11 +345,43 @@ class Ledger:
         text = f"{need.mib} MiB ({need.origin}) on {', '.join(device.name for device in devices)} of {node.name}"
         return Place(node.id, tuple(device.id for device in devices), port, need.mib, left_mib, text)
 
-    def _score(self, at: _NodeLedger, siblings: Mapping[NodeId, int], in_domain: int, fit: Place) -> tuple[float | str, ...]:
+    def _silent(self, node: ObservedNode, cause: str) -> Rejection:
+        return Rejection(node.name, Filter.STATE, f"{cause}, last heard {self._now_s - node.heard_s:.0f} s ago", cause)
+
+    def _score(self, at: _NodeLedger, siblings: Mapping[NodeId, int], in_domain: Mapping[str, int], fit: Place) -> _Score:
         """Lower is better: spread over domains, then over nodes, then pack (or not), then the name."""
-        idle_gpus = at.idle_gpus()
-        packing = (idle_gpus, fit.left_mib) if self._desired.settings.pack else (-idle_gpus, -fit.left_mib)
-        return (in_domain, siblings.get(at.node.id, 0), *packing, *at.key)
+        sign = 1 if self._desired.settings.pack else -1
+        return _Score(in_domain.get(at.domain, 0), siblings.get(at.node.id, 0), sign * at.idle_gpus(), sign * fit.left_mib, at.key)
+
+    def _praise(self, best: _Fit, fitting: int, unfit: int) -> str:
+        """The parts of the score of the node that was taken, and against how many it was."""
+        score, at = best.score, best.at
+        among = "the only node that fits" if fitting == 1 else f"the best of {fitting} nodes that fit"
+        there = f" and {score.in_domain} in {self._desired.settings.spread} {at.domain!r}" if at.domain else ""
+        parts = [f"{counted(score.on_node, 'replica')} of the model on it{there}"]
+        if any(device.kind is DeviceKind.GPU for device in at.node.facts.devices):
+            parts.append(counted(abs(score.idle_gpus), "idle GPU"))
+        parts.append(f"{abs(score.left_mib)} MiB left beside it")
+        return f"{among}: {', '.join(parts)}" + (f"; {unfit} {'does' if unfit == 1 else 'do'} not fit" if unfit else "")
+
+    def _outscored(self, fit: _Fit, taken: _Fit) -> Rejection:
+        """The part of the score that decided between two nodes that fit."""
+        spread, pack = self._desired.settings.spread, self._desired.settings.pack
+        worse, best, name = fit.score, taken.score, taken.at.node.name
+        if worse.in_domain != best.in_domain:
+            theirs, ours = fit.at.domain, taken.at.domain
+            text = f"{spread} {theirs!r} has {counted(worse.in_domain, 'replica')} of the model, {ours!r} has {best.in_domain}"
+        elif worse.on_node != best.on_node:
+            text = f"it has {counted(worse.on_node, 'replica')} of the model, {name} has {best.on_node}"
+        elif worse.idle_gpus != best.idle_gpus:
+            first = "fewest" if pack else "most"
+            text = f"it has {counted(abs(worse.idle_gpus), 'idle GPU')}, {name} has {abs(best.idle_gpus)}: the {first} go first"
+        elif worse.left_mib != best.left_mib:
+            first = "least" if pack else "most"
+            text = f"{abs(worse.left_mib)} MiB would be left, on {name} {abs(best.left_mib)}: the {first} goes first"
+        else:
+            text = f"it fits as well, and {name} comes first by name"
+        return Rejection(fit.at.node.name, Filter.SCORE, text)
 
 
 def _pick_devices(at: _NodeLedger, profile: Profile, need: MemoryNeed) -> tuple[Device, ...] | Rejection:

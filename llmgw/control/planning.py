@@ -12,11 +12,12 @@ from typing import Final
 import attrs
 
 from llmgw.control.observed import Closing, Desired, Observed, ObservedNode, ObservedReplica
-from llmgw.control.placement import Ledger
+from llmgw.control.placement import PASSED_MAX, Ledger, Place
 from llmgw.domain.ids import NodeId, ReplicaId, replica_id
 from llmgw.domain.model import ModelSpec, Profile
 from llmgw.domain.node import NodeState
-from llmgw.domain.plan import Action, Forget, Plan, Reason, Rejection, Start, Stop, Withdraw
+from llmgw.domain.placed import Placement, Rejection
+from llmgw.domain.plan import Action, Forget, Plan, Reason, Start, Stop, Withdraw
 from llmgw.domain.replica import ReplicaOrder, ReplicaState
 
 LOOK_AGAIN_S: Final = 1.0  # with something under way; the reconciler's own tick bounds it from above when nothing is
@@ -207,7 +208,7 @@ def _plan_model(
     outdated = [replica for replica in staying if replica not in current]
     wanted = model.replicas.count
     for replica in leaving:
-        draft.reasons.append(explain_replica(replica, nodes.get(replica.node), leaving=True))
+        draft.say(f"replica/{replica.id}", "it is to leave")
     if any(replica.state in _COMING for replica in live):
         draft.under_way = True
 
@@ -259,15 +260,21 @@ def _least_worth_keeping(replica: ObservedReplica) -> tuple[bool, bool, float, s
     return (replica.state is _S.READY, report.in_rotation, -replica.since_s if replica.state is _S.READY else 0.0, replica.id)
 
 
-def explain_replica(replica: ObservedReplica, node: ObservedNode | None, leaving: bool = False) -> Reason:
-    """Where a replica is, and with what. The plan gives it for those that move; for one that stays this is all there is."""
+def explain_replica(replica: ObservedReplica, node: ObservedNode | None, said: str = "") -> Reason:
+    """Where a replica is and with what, what the last plan `said` of it, and why it was placed there.
+
+    The why is the order's own: of the plan that placed it, whoever made that plan.
+    """
     order = replica.report.order
     devices = ", ".join(order.devices)
-    text = f"{replica.state.value} on {node.name if node else replica.node}, profile {order.profile.name!r}"
-    text += f", {order.memory_mib} MiB on {devices}, port {order.port}"
-    if leaving:
-        text += "; it is to leave"
-    return Reason(f"replica/{replica.id}", text + (f"; {replica.report.reason}" if replica.report.reason else ""))
+    where = f"{replica.state.value} on {node.name if node else replica.node}, profile {order.profile.name!r}"
+    parts = [f"{where}, {order.memory_mib} MiB on {devices}, port {order.port}"]
+    if said and said != order.placement.text:
+        parts.append(said)
+    if replica.report.reason:
+        parts.append(replica.report.reason)
+    parts.append(f"placed here because: {order.placement.text}" if order.placement.text else "the build that placed it kept no reason")
+    return Reason(f"replica/{replica.id}", "; ".join(parts), order.placement.passed)
 
 
 def _start_missing(
@@ -305,12 +312,14 @@ def _start_missing(
                 break
         if place is None:
             if not avoid_surge:
-                draft.say(f"model/{model.name}", f"pending: {why}; {summary(rejections)}", rejections)
+                draft.say(f"model/{model.name}", f"{why}; no node takes one more: {summary(rejections)}", rejections)
             break
-        order = _order(model, chosen, place.devices, place.port, place.memory_mib, next(draft.fresh), desired)
+        passed = (*rejections, *place.placement.passed)  # of a profile that was preferred and failed everywhere, then of this one
+        placement = Placement(f"{why}; {place.placement.text}", passed[:PASSED_MAX])
+        order = _order(model, chosen, place, placement, next(draft.fresh), desired)
         draft.ledger.enter(place.node, order)
         draft.actions.append(Start(place.node, order, why))
-        draft.say(f"replica/{order.id}", f"placed: {place.text}; {why}", rejections)
+        draft.say(f"replica/{order.id}", placement.text, placement.passed)
         draft.starts_left -= 1
         started += 1
     return started
@@ -323,11 +332,11 @@ def summary(rejections: Sequence[Rejection]) -> str:
     """Why no node takes one more, in one line: each cause once, with how many nodes share it."""
     if not rejections:
         return "no node is known"
-    causes: dict[str, list[str]] = {}
+    causes: dict[str, list[Rejection]] = {}
     for rejection in rejections:
-        causes.setdefault(rejection.text, []).append(rejection.node)
+        causes.setdefault(rejection.cause or rejection.text, []).append(rejection)
     shown = sorted(causes.items(), key=lambda cause: (-len(cause[1]), cause[0]))
-    texts = [f"{nodes[0] if len(nodes) == 1 else f'{len(nodes)} nodes'}: {text}" for text, nodes in shown[:SUMMARY_MAX]]
+    texts = [f"{same[0].node}: {same[0].text}" if len(same) == 1 else f"{len(same)} nodes: {cause}" for cause, same in shown[:SUMMARY_MAX]]
     more = len(shown) - SUMMARY_MAX
     return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
 
@@ -344,9 +353,7 @@ def _by_preference(model: ModelSpec, profile: Profile) -> tuple[Profile, ...]:
     return (profile, *rest)
 
 
-def _order(
-    model: ModelSpec, profile: Profile, devices: tuple[str, ...], port: int, memory_mib: int, fresh: str, desired: Desired
-) -> ReplicaOrder:
+def _order(model: ModelSpec, profile: Profile, place: Place, placement: Placement, fresh: str, desired: Desired) -> ReplicaOrder:
     settings = desired.settings
     limits: dict[str, float] = {}
     if (load := settings.load_limits_s.get(profile.engine)) is not None:
@@ -359,12 +366,13 @@ def _order(
         names=model.names,
         kind=model.kind,
         profile=profile,
-        devices=devices,  # type: ignore[arg-type]  # DeviceId is a NewType over str
-        port=port,
-        memory_mib=memory_mib,
+        devices=place.devices,
+        port=place.port,
+        memory_mib=place.memory_mib,
         generation=desired.catalog.generation,
         restart=settings.restart,
         engine_command=settings.engine_commands.get(profile.engine, ()),
+        placement=placement,
         **limits,
     )
 

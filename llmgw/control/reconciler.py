@@ -29,7 +29,10 @@ log = structlog.get_logger("llmgw.reconciler")
 
 
 class Reconciler:
-    """`desired` and `observe` read the current values; `publish` sends the endpoint list out at once."""
+    """`desired` and `observe` read the current values; `publish` sends the endpoint list out at once.
+
+    `look` is shown everything that is observed here: once a tick and more often.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class Reconciler:
         observe: Callable[[], Observed],
         publish: Callable[[], None],
         tick_s: Callable[[], float],
+        look: Callable[[Observed], None] = lambda observed: None,
     ) -> None:
         self._machine = machine
         self._leadership = leadership
@@ -50,6 +54,7 @@ class Reconciler:
         self._events = events
         self._desired = desired
         self._observe = observe
+        self._look = look
         self._publish = publish
         self._tick_s = tick_s
         self._wake = trio.Event()
@@ -70,6 +75,7 @@ class Reconciler:
     def plan_once(self) -> Plan:
         """One look: plan, and carry out what the claim allows. Does not wait."""
         desired, observed = self._desired(), self._observe()
+        self._look(observed)
         plan = plan_replicas(desired, observed, self._fresh_ids())
         self._looked_at = (desired, observed)
         reasons: dict[str, Reason] = {}
@@ -93,10 +99,10 @@ class Reconciler:
 
     def _carry_out(self, action: Action, generation: int) -> bool:
         match action:
-            case Start(node, order, why):
+            case Start(node, order):
                 self._commands.send(node, StartReplica(order), generation)
                 devices = ", ".join(order.devices)
-                text = f"{order.id} is placed on {self._name(node)} ({devices}, port {order.port}): {why}"
+                text = f"{order.id} is placed on {self._name(node)} ({devices}, port {order.port}): {order.placement.text}"
                 self._events.record("replica.placed", f"replica/{order.id}", text)
             case Withdraw(_, replica, why, deadline_s):
                 if self._inventory.close(replica, why, deadline_s):
@@ -124,6 +130,7 @@ class Reconciler:
             return False
         desired, observed = self._looked_at
         now = self._observe()
+        self._look(now)
         return now.replicas is observed.replicas and not now.closings and self._desired() == desired
 
     async def run(self) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import enum
-
 import attrs
 
 from llmgw.domain.ids import NodeId, ReplicaId
+from llmgw.domain.placed import Rejection
 from llmgw.domain.replica import ReplicaOrder
 
 
@@ -51,30 +50,6 @@ class Forget:
 
 
 Action = Start | Withdraw | Stop | Forget
-
-
-class Filter(enum.Enum):
-    """Why a node was not taken for a replica."""
-
-    STATE = "state"
-    CORDON = "cordon"
-    HOLD = "hold"
-    SELECTOR = "selector"
-    ENGINE = "engine"
-    DEVICES = "devices"
-    MEMORY = "memory"
-    DISK = "disk"
-    CLOSED = "closed"
-    PORT = "port"
-
-
-@attrs.frozen
-class Rejection:
-    """One node that was looked at and not taken; `text` keeps the numbers."""
-
-    node: str
-    filter: Filter
-    text: str
 
 
 @attrs.frozen

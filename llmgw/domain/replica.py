@@ -11,6 +11,7 @@ import attrs
 
 from llmgw.domain.ids import DeviceId, ReplicaId
 from llmgw.domain.model import ModelKind, Profile
+from llmgw.domain.placed import Placement
 
 
 class ReplicaState(enum.Enum):
@@ -69,7 +70,7 @@ class ReplicaOrder:
     """Everything an agent needs to start a replica. It names everything: whoever carries it out picks nothing.
 
     `names` are all the names a client may use, the model's own first. `generation` is the catalog's when the order was
-    made. `memory_mib` is what placement promised on each device. Limits are seconds.
+    made. `memory_mib` is what placement promised on each device. Limits are seconds. `placement` says why it is to stand here.
     """
 
     id: ReplicaId
@@ -86,6 +87,7 @@ class ReplicaOrder:
     load_limit_s: float = 1800.0
     progress_limit_s: float = 60.0
     stop_grace_s: float = 10.0
+    placement: Placement = Placement()
 
 
 @attrs.frozen

@@ -50,9 +50,13 @@ class FleetPlan:
             raise Invalid(f"--nodes must be 1 to {NODES_MAX}, not {self.nodes}", param="nodes")
         if not 0 <= self.gpus <= GPUS_MAX:
             raise Invalid(f"--gpus must be 0 to {GPUS_MAX}, not {self.gpus}", param="gpus")
-        if self.serve and self.ports(self.nodes - 1)[1] > PORT_LAST:
-            most = (PORT_LAST - PORT_FIRST + 1) // (self.gpus + PORTS_SPARE)
-            raise Invalid(f"--serve with {self.gpus} GPUs a node has ports for {most} nodes, not {self.nodes}", param="nodes")
+        if self.serve and self.nodes > self.served_max:
+            raise Invalid(f"--serve with {self.gpus} GPUs a node has ports for {self.served_max} nodes, not {self.nodes}", param="nodes")
+
+    @property
+    def served_max(self) -> int:
+        """Nodes whose engines all find a port on this machine."""
+        return (PORT_LAST - PORT_FIRST + 1) // (self.gpus + PORTS_SPARE)
 
     def ports(self, index: int) -> tuple[int, int]:
         """Node `index`'s range; no two overlap, because all listen on this machine."""
@@ -61,16 +65,27 @@ class FleetPlan:
         return first, first + span - 1
 
 
+def seed_of(plan: FleetPlan, order: ReplicaOrder, what: str) -> str:
+    """What a replica's randomness begins from: its model and its port, which no two nodes share. Its id is new at each start."""
+    return f"{plan.seed}/{order.model}/{order.port}/{what}"
+
+
 def behaviour(plan: FleetPlan) -> Behaviour:
-    """The same for the same seed and replica, whenever it is asked."""
+    """The same for the same seed, model and port, whenever it is asked."""
 
     def drawn(order: ReplicaOrder, what: str, low: float, high: float) -> float:
-        return random.Random(f"{plan.seed}/{order.model}/{order.port}/{what}").uniform(low, high)
+        return random.Random(seed_of(plan, order, what)).uniform(low, high)
 
     def crashes(order: ReplicaOrder, attempt: int) -> bool:
         return drawn(order, f"crash {attempt}", 0.0, 1.0) < plan.crash_share
 
     return Behaviour(load_s=lambda order: drawn(order, "load", *plan.load_s), crashes=crashes)
+
+
+def engine(machine: Machine, plan: FleetPlan, report: ReplicaReport) -> SimEngine:
+    """A replica's engine: its speed, its words and which of its requests hang follow from the seed, its model and its port."""
+    speed = random.Random(seed_of(plan, report.order, "speed")).uniform(*plan.tokens_per_s)
+    return SimEngine(machine, report, speed, plan.hang_share, seed_of(plan, report.order, "answers"))
 
 
 async def run_fleet(
@@ -116,7 +131,6 @@ async def _join(node: SimNode, after_s: float) -> None:
 
 def _server(machine: Machine, plan: FleetPlan) -> Serve:
     async def serve(report: ReplicaReport, *, task_status: trio.TaskStatus[object]) -> None:
-        speed = random.Random(f"{plan.seed}/{report.order.id}/speed").uniform(*plan.tokens_per_s)
-        await SimEngine(machine, report, speed, plan.hang_share).serve(task_status=task_status)
+        await engine(machine, plan, report).serve(task_status=task_status)
 
     return serve

@@ -1,6 +1,7 @@
 """Simulated replicas behind the agent's own port: engines that load, serve, crash and stop in simulated time.
 
-They move only by the legal moves, restart in place by the policy they were given, and outlive the agent's sessions.
+They move only by the legal moves, restart in place by the policy they were given, send the events that real agents send, and
+outlive the agent's sessions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import attrs
 import trio
 
 from llmgw.domain.errors import Broken, Conflict, LlmgwError, NotFound
+from llmgw.domain.event import Level
 from llmgw.domain.ids import ReplicaId
 from llmgw.domain.node import Device
 from llmgw.domain.ports import Machine
@@ -20,6 +22,8 @@ from llmgw.protocol.messages import AgentEvent, EngineSeen, LogChunk, LogRequest
 
 START_S: Final = 0.05  # from the order to a process that loads
 PID_FIRST: Final = 10_000
+CRASHED: Final = "exited with code 1"  # as a real agent says it
+LAST_LINE: Final = "simulated crash"
 
 
 @attrs.frozen
@@ -37,6 +41,7 @@ class _Running:
     report: ReplicaReport
     since_s: float
     scope: trio.CancelScope
+    tries: int = 1  # starts in a row, which the policy counts; the report's attempt is of all its life
 
 
 class Serve(Protocol):
@@ -96,7 +101,7 @@ class SimReplicas:
         report = ReplicaReport(order, ReplicaState.STARTING, attempt=1, url=f"http://{self._address}:{order.port}", key=f"key-{order.id}")
         self._running[order.id] = _Running(report, self._machine.now_s(), trio.CancelScope())
         self.changed(report)
-        self._nursery.start_soon(self._live, order.id)
+        self._begin(order.id)
 
     def stop(self, replica: ReplicaId, why: str, grace_s: float) -> None:
         one = self._find(replica)
@@ -105,6 +110,7 @@ class SimReplicas:
         one.scope.cancel()
         if one.report.state is ReplicaState.FAILED:
             self._move(replica, ReplicaState.STOPPED, why, pid=0)
+            self._tell(replica, "replica.stopped", why or "stopped")
             return
         self._move(replica, ReplicaState.DRAINING, why)
         self._nursery.start_soon(self._end, replica, why)
@@ -114,8 +120,10 @@ class SimReplicas:
         if one.report.state in (ReplicaState.STOPPED, ReplicaState.DRAINING):
             raise Conflict(f"replica {replica} is {one.report.state.value}")
         one.scope.cancel()
-        self._move(replica, ReplicaState.STARTING, why, attempt=1, pid=0)
-        self._nursery.start_soon(self._live, replica)
+        one.tries = 1
+        self._move(replica, ReplicaState.STARTING, why, attempt=one.report.attempt + 1, pid=0, exit_code=None)
+        self._tell(replica, "replica.restarting", why)
+        self._begin(replica)
 
     async def forget(self, replica: ReplicaId) -> None:
         one = self._find(replica)
@@ -127,18 +135,25 @@ class SimReplicas:
         self.heard.append(seen)
 
     async def log(self, request: LogRequest) -> LogChunk:
-        one = self._find(request.replica)
-        text = f"simulated engine of {one.report.order.model}, attempt {one.report.attempt}\n"
-        return LogChunk(request.request_id, one.report.attempt, 0, len(text), text, (one.report.attempt,))
+        """One line for each attempt; from where the reader is, as in a real log."""
+        one = self._running.get(request.replica)
+        if one is None:
+            return LogChunk(request.request_id, request.attempt, 0, 0, "", (), f"replica {request.replica} is not on this node")
+        attempts = tuple(range(1, one.report.attempt + 1))
+        attempt = request.attempt or one.report.attempt
+        if attempt not in attempts:
+            return LogChunk(request.request_id, attempt, 0, 0, "", attempts, f"the log of attempt {attempt} is not kept")
+        data = f"simulated engine of {one.report.order.model}, attempt {attempt}\n".encode()
+        begin = max(0, len(data) + request.offset) if request.offset < 0 else min(request.offset, len(data))
+        part = data[begin : begin + request.limit]
+        return LogChunk(request.request_id, attempt, begin, begin + len(part), part.decode("utf-8", "replace"), attempts)
 
     def crash(self, replica: ReplicaId) -> None:
         """The engine dies by itself; it is restarted in place as its policy says."""
         one = self._find(replica)
         one.scope.cancel()
-        self.stopped += 1
-        self.event(AgentEvent("replica.crashed", f"replica/{replica}", "crashed: exit code 1"))
-        self._move(replica, ReplicaState.STARTING, "crashed: exit code 1", attempt=one.report.attempt + 1, pid=0)
-        self._nursery.start_soon(self._live, replica)
+        if self._crashed(replica):
+            self._begin(replica)
 
     def _find(self, replica: ReplicaId) -> _Running:
         one = self._running.get(replica)
@@ -146,46 +161,74 @@ class SimReplicas:
             raise NotFound(f"there is no replica {replica}", code="unknown_replica")
         return one
 
-    async def _live(self, replica: ReplicaId) -> None:
+    def _begin(self, replica: ReplicaId) -> None:
+        """A life of its own task; whoever ends it cancels its scope, which exists from now on."""
+        scope = self._running[replica].scope = trio.CancelScope()
+        self._nursery.start_soon(self._live, replica, scope)
+
+    async def _live(self, replica: ReplicaId, scope: trio.CancelScope) -> None:
         """From starting to ready, through the attempts that the policy allows."""
         one = self._running[replica]
         order = one.report.order
-        one.scope = trio.CancelScope()
-        with one.scope:
+        with scope:
             while True:
-                attempt = one.report.attempt
-                await self._machine.sleep_until(self._machine.now_s() + order.restart.delay_s(attempt) + START_S)
+                await self._machine.sleep_until(self._machine.now_s() + order.restart.delay_s(one.tries) + START_S)
                 self._pid += 1
                 self.started += 1
                 self._move(replica, ReplicaState.LOADING, "", pid=self._pid)
                 await self._machine.sleep_until(self._machine.now_s() + self.behaviour.load_s(order))
-                if not self.behaviour.crashes(order, attempt):
+                if not self.behaviour.crashes(order, one.report.attempt):
                     await self._be_ready(replica)
                     return
-                self.stopped += 1
-                if attempt >= order.restart.attempts:
-                    self._move(replica, ReplicaState.FAILED, "exit code 1", pid=0, exit_code=1, log_tail=("simulated crash",))
+                if not self._crashed(replica):
                     return
-                self._move(replica, ReplicaState.STARTING, "exit code 1", pid=0, attempt=attempt + 1)
+
+    def _crashed(self, replica: ReplicaId) -> bool:
+        """An attempt is over: told, and whether the policy allows another. Being ready for long forgives what was before."""
+        one = self._running[replica]
+        policy, attempt = one.report.order.restart, one.report.attempt
+        rested = one.report.state is ReplicaState.READY and self._machine.now_s() - one.since_s >= policy.reset_after_s
+        one.tries = 1 if rested else one.tries + 1
+        self.stopped += 1
+        text = f"{CRASHED} on attempt {attempt}"
+        if one.tries > policy.attempts:
+            self._move(replica, ReplicaState.FAILED, CRASHED, pid=0, exit_code=1, log_tail=(LAST_LINE,))
+            used = f"all {policy.attempts} attempts are used up"
+            self._tell(replica, "replica.failed", f"{text}; {used}; last line: {LAST_LINE}", Level.ERROR)
+            return False
+        self._move(replica, ReplicaState.STARTING, CRASHED, pid=0, attempt=attempt + 1)
+        again = f"next start in {policy.delay_s(one.tries):.0f} s"
+        self._tell(replica, "replica.crashed", f"{text}; {again}; last line: {LAST_LINE}", Level.WARNING)
+        return True
 
     async def _be_ready(self, replica: ReplicaId) -> None:
         """Ready, and for as long as it lives answering at its port where it serves at all."""
         one = self._running[replica]
         if self._serve is None:
-            self._move(replica, ReplicaState.READY, "")
+            self._ready(replica)
             return
         async with trio.open_nursery() as nursery:
             try:
                 await nursery.start(self._serve, one.report)
             except OSError as err:
-                self._move(replica, ReplicaState.FAILED, f"cannot listen: {err.strerror or err}", pid=0)
+                why = f"cannot listen: {err.strerror or err}"
+                self._move(replica, ReplicaState.FAILED, why, pid=0)
+                self._tell(replica, "replica.failed", f"{why} on attempt {one.report.attempt}", Level.ERROR)
             else:
-                self._move(replica, ReplicaState.READY, "")
+                self._ready(replica)
+
+    def _ready(self, replica: ReplicaId) -> None:
+        self._move(replica, ReplicaState.READY, "")
+        self._tell(replica, "replica.ready", f"ready on attempt {self._running[replica].report.attempt}")
 
     async def _end(self, replica: ReplicaId, why: str) -> None:
         await self._machine.sleep_until(self._machine.now_s() + self.behaviour.stop_s)
         self.stopped += 1
         self._move(replica, ReplicaState.STOPPED, why, pid=0)
+        self._tell(replica, "replica.stopped", why or "stopped")
+
+    def _tell(self, replica: ReplicaId, kind: str, text: str, level: Level = Level.INFO) -> None:
+        self.event(AgentEvent(kind, f"replica/{replica}", text, level))
 
     def _move(self, replica: ReplicaId, state: ReplicaState, reason: str, **changes: Any) -> None:
         one = self._running[replica]

@@ -129,7 +129,7 @@ def dialler(machine: Machine, token_file: Path, ca: str = "") -> Dial:
 
     @asynccontextmanager
     async def open_session(url: str) -> AsyncIterator[Channel]:
-        token = await machine.run_sync(lambda: _read_token(machine, token_file))
+        token = await machine.run_sync(lambda: read_token(machine, token_file))
         async with dial(url, token, tls) as channel:
             yield channel
 
@@ -143,7 +143,8 @@ def _trusting(ca: str) -> ssl.SSLContext:
         raise Invalid(f"tls.ca: {ca} cannot be used: {words(err)}", param="tls.ca") from err
 
 
-def _read_token(machine: Machine, path: Path) -> str:
+def read_token(machine: Machine, path: Path) -> str:
+    """The agents' token. Blocking. Raises `Invalid` and `Unavailable`, which name the file and what helps."""
     try:
         data = machine.disk.read(path)
     except OSError as err:

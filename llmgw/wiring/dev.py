@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,14 +18,16 @@ import structlog
 import tomli_w
 import trio
 
-from llmgw.domain.errors import EXIT_OK
-from llmgw.domain.files import unusable
+from llmgw.domain.errors import EXIT_OK, Invalid
+from llmgw.domain.files import words
 from llmgw.domain.model import ModelSpec, Profile, ReplicaCounts
 from llmgw.domain.ports import Machine
 from llmgw.domain.replica import ReplicaState
 from llmgw.settings.address import UnixAddress, parse_listen
 from llmgw.settings.load import Loaded
+from llmgw.settings.running import hold, running_files
 from llmgw.settings.schema import Settings, StoreSettings
+from llmgw.settings.user_dirs import running_dir
 from llmgw.sim.fleet import FleetPlan, run_fleet
 from llmgw.wiring import demo
 from llmgw.wiring.agent import dialler, run_agent
@@ -34,7 +37,6 @@ from llmgw.wiring.runs import run_role
 from llmgw.wiring.server import Running, run_control_plane
 from llmgw.wiring.signals import Hangup, wait_for_stop
 
-CTL_FILE: Final = "ctl.toml"  # tells `llmgw ctl` on this machine where we are, as long as we run
 PORT: Final = 8080
 ADMIN_PORT: Final = 8081
 DRAIN_S: Final = 2.0  # somebody sits in front of it: Ctrl-C is quick
@@ -60,6 +62,12 @@ class Simulated:
     def fleet(self) -> FleetPlan:
         return FleetPlan(nodes=self.nodes, serve=True, load_s=(0.5, 4.0))
 
+    def check(self) -> None:
+        """Raises Invalid in the words of the option that was given."""
+        if self.nodes > (most := self.fleet.served_max):
+            raise Invalid(f"--sim: this machine has ports for the engines of {most} nodes, not of {self.nodes}", param="sim")
+        self.fleet.check()
+
 
 Nodes = ThisMachine | Simulated
 SIM_MODELS: Final = (
@@ -75,7 +83,7 @@ def dev_main(loaded: Loaded, *, port: int | None, admin_port: int | None, data_d
     if isinstance(nodes, ThisMachine) and nodes.demo:
         demo.check_installed()
     if isinstance(nodes, Simulated):
-        nodes.fleet.check()
+        nodes.check()
     run_role(_main, attrs.evolve(loaded, settings=settings), data_dir, nodes)
     return EXIT_OK
 
@@ -125,7 +133,6 @@ async def _main(loaded: Loaded, data_dir: Path, nodes: Nodes) -> None:
 
 async def _run(machine: Machine, loaded: Loaded, data_dir: Path, nodes: Nodes, stop: trio.Event) -> None:
     ended, agent_ended = trio.Event(), trio.Event()
-    ctl_file = data_dir / CTL_FILE
     async with trio.open_nursery() as nursery:
 
         async def control(task_status: trio.TaskStatus[Running]) -> None:
@@ -136,12 +143,7 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, nodes: Nodes, s
         models = running.controller.models
         if nodes != ThisMachine(demo=True) and models.catalog.get(demo.MODEL_NAME) is not None:
             await models.remove(demo.MODEL_NAME)  # of an earlier run; before an agent can start it
-        told = {"server": running.admin_url, "token": running.admin_token}
-        try:
-            machine.disk.write(ctl_file, tomli_w.dumps(told).encode())
-        except OSError as err:
-            raise unusable(err, "what tells `llmgw ctl` where this runs", ctl_file, "move it away") from err
-        try:
+        with _told_to_ctl(machine, running) as ctl_words:
             agent_scope = trio.CancelScope()
             agent = attrs.evolve(
                 loaded.settings.agent, control_planes=(running.admin_url,), token_file=str(running.agent_token_file), checkpoints_dir=""
@@ -158,7 +160,7 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, nodes: Nodes, s
 
             await nursery.start(run_nodes)
             async with trio.open_nursery() as work:
-                work.start_soon(_show, machine, running, data_dir, nodes)
+                work.start_soon(_show, machine, running, data_dir, nodes, ctl_words)
                 await stop.wait()
                 work.cancel_scope.cancel()
             _say("\nStopping; engines end too (Ctrl-C again ends at once) ...")
@@ -167,22 +169,46 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, nodes: Nodes, s
             await agent_ended.wait()
             running.stop()
             await ended.wait()
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(ctl_file)
 
 
-async def _show(machine: Machine, running: Running, data_dir: Path, nodes: Nodes) -> None:
+@contextlib.contextmanager
+def _told_to_ctl(machine: Machine, running: Running) -> Iterator[str]:
+    """Lets `llmgw ctl`, and `llmgw sim`, find us for as long as we run; yields the words for the banner that work here.
+
+    A home that cannot be written is no reason not to run.
+    """
+    folder = running_dir(os.environ)
+    file = folder / f"{running.admin_url.rpartition(':')[2]}.toml"  # of all that run, one has this port
+    told = {"server": running.admin_url, "token": running.admin_token, "agent_token_file": str(running.agent_token_file)}
+    named = f"`llmgw ctl --server {running.admin_url} status`"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        machine.disk.write(file, tomli_w.dumps(told).encode())
+        descriptor = hold(file)
+    except OSError as err:
+        log.warning("`llmgw ctl` cannot be told where this runs", why=words(err))
+        yield f"{named} with LLMGW_TOKEN set to what that holds"
+        return
+    others = [other for other in running_files(folder) if other != file]
+    try:
+        yield f"{named} finds it by itself" if others else "`llmgw ctl status` finds it by itself"
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(file)
+        os.close(descriptor)
+
+
+async def _show(machine: Machine, running: Running, data_dir: Path, nodes: Nodes, ctl_words: str) -> None:
     """Puts the models into the catalog and tells how far the demo's is, then says how to use it all."""
     models = running.controller.models
     if isinstance(nodes, Simulated):
         if not models.catalog.models:
             await models.apply(SIM_MODELS)
         _say(f"{nodes.nodes} simulated nodes; their engines answer with made-up words.")
-        _banner(running, data_dir, SIM_MODELS[0].name)
+        _banner(running, data_dir, SIM_MODELS[0].name, ctl_words)
         return
     if not nodes.demo:
-        _banner(running, data_dir, None)
+        _banner(running, data_dir, None, ctl_words)
         return
     line = _Progress()
     checkpoint = await machine.run_sync(
@@ -215,18 +241,18 @@ async def _show(machine: Machine, running: Running, data_dir: Path, nodes: Nodes
             said_s = now_s
         await machine.sleep_until(now_s + LOOK_S)
     line.end()
-    _banner(running, data_dir, demo.MODEL_ALIAS)
+    _banner(running, data_dir, demo.MODEL_ALIAS, ctl_words)
 
 
-def _banner(running: Running, data_dir: Path, model: str | None) -> None:
+def _banner(running: Running, data_dir: Path, model: str | None, ctl_words: str) -> None:
     base = f"http://{running.router_listen}" if not running.router_listen.startswith("unix:") else running.router_listen
     key = "no key needed" if not running.controller.policy().auth_required else "a key of [[auth.key]] is needed"
     _say(f"llmgw serves at {base}/v1 ({key}).")
     if sys.stderr.isatty():  # it signs in, so it is for a person's screen and for no file
         _say(f"Console, for the next 10 minutes and once: {running.console_link()}")
-        _say(f"Later it asks for the admin token: {data_dir / 'admin-token'}; `llmgw ctl status` finds that by itself.")
+        _say(f"Later it asks for the admin token: {data_dir / 'admin-token'}; {ctl_words}.")
     else:
-        _say(f"Console at {running.admin_url}/console/, its token in {data_dir / 'admin-token'}; `llmgw ctl status` finds both.")
+        _say(f"Console at {running.admin_url}/console/, its token in {data_dir / 'admin-token'}; {ctl_words}.")
     if model:
         body = json.dumps({"model": model, "max_tokens": 60, "messages": [{"role": "user", "content": "Say hello."}]})
         _say(f"Try:\n  curl {base}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")

@@ -93,12 +93,25 @@ def test_a_value_behind_an_equals_sign_becomes_a_word_as_llama_server_takes_it()
         ("--ssl-cert-file", "--ssl-cert-file"),
         ("--api-prefix", "--api-prefix"),
         ("--version", "--version"),
+        ("--models-dir", "--models-dir"),
+        ("--gpt-oss-20b-default", "--gpt-oss-20b-default"),
+        ("--gpt_oss_120b_default", "--gpt-oss-120b-default"),
+        ("--embd-gemma-default", "--embd-gemma-default"),
+        ("--fim-qwen-1.5b-default", "--fim-qwen-1.5b-default"),
+        ("--fim-qwen-7b-spec", "--fim-qwen-7b-spec"),
+        ("--vision-gemma-4b-default", "--vision-gemma-4b-default"),
+        ("--tts-oute-default", "--tts-oute-default"),
+        ("--one-of-next-year-default", "--one-of-next-year-default"),
     ],
 )
 def test_an_option_that_would_take_the_replica_out_of_our_hands_is_refused_by_name(word: str, named: str) -> None:
     with pytest.raises(Invalid, match=f"is not given {named}: ") as caught:
         words(place(args=("--threads", "2", word)))
     assert (caught.value.code, caught.value.param) == ("bad_args", "args")
+
+
+def test_a_preset_that_sets_neither_model_nor_port_is_the_profiles_to_give() -> None:
+    assert words(place(args=("--spec-default", "--defrag-thold", "0.1")))[-3:] == ("--spec-default", "--defrag-thold", "0.1")
 
 
 @pytest.mark.parametrize("variable", ["LLAMA_ARG_ALIAS", "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_API_PREFIX", "LLAMA_ARG_HF_REPO"])

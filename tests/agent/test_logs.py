@@ -94,3 +94,10 @@ def test_an_attempt_without_a_log_is_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         logs.read(1, 0, 10)
     logs.remove()
+
+
+def test_the_last_lines_steer_no_terminal(tmp_path: Path) -> None:
+    logs = grown(
+        tmp_path, b"\x1b]0;owned\x07\x1b[31mCUDA error\x1b[0m\x07\n10%\r50%\rdone\tin 3 s\x1b[2J\n\xc2\x9b31mlate \xe2\x80\xaegnp.exe\n"
+    )
+    assert logs.tail(1) == ("CUDA error", "10%", "50%", "done\tin 3 s", "late gnp.exe")

@@ -104,6 +104,15 @@ async def test_a_crashing_engine_is_tried_with_back_off_and_then_failed_with_its
         assert b.kinds().count("replica.failed") == 1
 
 
+async def test_what_an_engine_writes_steers_nobodys_terminal(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.supervisor.start(order("crash,colours,after=0.1"))
+        report = await b.wait_state(S.FAILED)
+        assert report.log_tail[-1] == "CUDA error: fake"
+        assert [event.text for event in b.events if "last line: CUDA error: fake" in event.text]
+        assert not [event.text for event in b.events if not event.text.isprintable()]
+
+
 async def test_a_failed_replica_starts_again_only_by_a_command_and_with_a_fresh_count(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         await b.supervisor.start(order("crash,after=0.1"))

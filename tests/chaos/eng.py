@@ -3,7 +3,7 @@
 `crash`, `spew` (2 MiB of output), `deaf` (ignores TERM), `fork` (two children in sessions of their own that ignore TERM),
 `hide` (one such child without an environment), `early` (/v1/models good before /health), `ready=SECONDS`,
 `health=SECONDS` (slow /health), `hang=N` (no answer after N good ones), `err=N` (500 after N good ones), `key` (asks for
-LLMGW_API_KEY), `after=SECONDS` (before the crash).
+LLMGW_API_KEY), `after=SECONDS` (before the crash), `colours` (its last line steers a terminal).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
     port = int(sys.argv[sys.argv.index("--port") + 1])
     if "crash" in MODES:
         time.sleep(value("after", 1.0))
-        sys.stderr.write("CUDA error: fake\n")
+        sys.stderr.write("\x1b]0;mine\x07\x1b[31mCUDA error: fake\x1b[0m\n" if "colours" in MODES else "CUDA error: fake\n")
         sys.exit(1)
     if "spew" in MODES:
         for _ in range(1024):

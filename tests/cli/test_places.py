@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import attrs
@@ -9,6 +10,7 @@ import pytest
 
 from llmgw.cli.ctl.places import Places, Target, find
 from llmgw.domain.errors import Invalid, Unauthenticated, Unavailable
+from llmgw.settings.running import hold
 from tests.cli.fake_api import error, fake_api
 
 CLOSED = "http://127.0.0.1:1"  # nothing listens on this port
@@ -23,8 +25,12 @@ class Machine:
     def user(self, text: str) -> None:
         self.places.user_file.write_text(text)
 
-    def dev(self, server: str, token: str) -> None:
-        self.places.dev_file.write_text(f'server = "{server}"\ntoken = "{token}"\n')
+    def dev(self, server: str, token: str, name: str = "dev") -> int:
+        """As a running `llmgw dev` leaves it; whoever closes the descriptor has ended that process."""
+        file = self.places.dev_dir / f"{name}.toml"
+        self.places.dev_dir.mkdir(exist_ok=True)
+        file.write_text(f'server = "{server}"\ntoken = "{token}"\nagent_token_file = "/x"\n')
+        return hold(file)
 
     def admin_token(self, token: str, listen: str | None = None) -> None:
         (self.places.machine_dir / "admin-token").write_text(f"{token}\n")
@@ -37,7 +43,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return Machine(Places(tmp_path / "user.toml", tmp_path / "dev.toml", tmp_path / "llmgw.toml", tmp_path))
+    return Machine(Places(tmp_path / "user.toml", tmp_path / "running", tmp_path / "llmgw.toml", tmp_path))
 
 
 def test_a_flag_and_the_environment_go_first(machine: Machine):
@@ -58,13 +64,30 @@ def test_a_kept_token_is_not_shown_to_another_server(machine: Machine):
 
 def test_a_running_dev_is_found_and_a_dead_one_is_not(machine: Machine):
     with fake_api() as api:
-        machine.dev(api.url, "dev")
+        process = machine.dev(api.url, "dev")
         assert machine.find() == Target(api.url, "dev")
         assert machine.find(api.url.replace("127.0.0.1", "localhost")).token == "dev"
         machine.admin_token("machine")
         assert machine.find().token == "dev"
-    machine.dev(CLOSED, "dev")
+        os.close(process)  # killed: what it left behind counts no more, though somebody answers at that address
+        assert machine.find() == Target("http://127.0.0.1:8081", "machine")
+        with pytest.raises(Unauthenticated):
+            machine.find(api.url)
+    process = machine.dev(CLOSED, "dev")
     assert machine.find() == Target("http://127.0.0.1:8081", "machine")
+    os.close(process)
+
+
+def test_of_two_devs_each_is_found_by_its_address_and_without_one_both_are_named(machine: Machine):
+    with fake_api() as one, fake_api() as other:
+        processes = [machine.dev(one.url, "first", "1"), machine.dev(other.url, "second", "2")]
+        assert machine.find(one.url) == Target(one.url, "first")
+        assert machine.find(other.url) == Target(other.url, "second")
+        with pytest.raises(Invalid, match=f"several `llmgw dev` run here: {one.url}, {other.url}; --server names one of them"):
+            machine.find()
+        os.close(processes[0])
+        assert machine.find() == Target(other.url, "second")
+        os.close(processes[1])
 
 
 def test_this_machines_control_plane_is_found_where_its_file_says(machine: Machine):

@@ -50,7 +50,10 @@ class OnTerminal:
         command = [sys.executable, "-m", "llmgw", "dev", *options, "--config", str(config), "--data-dir", str(folder / "data")]
         command += ["--port", str(self.port), "--admin-port", str(self.admin_port)]
         self.log = (folder / "access.log").open("ab")
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=slave, start_new_session=True)
+        environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=slave, start_new_session=True, env=environment
+        )
         os.close(slave)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()

@@ -1,4 +1,4 @@
-"""The console in a real Chromium, in front of a real `llmgw dev`."""
+"""The console in a real Chromium, in front of a real `llmgw dev` (case T43: hostile names, a path of a proxy, eight tabs)."""
 
 from __future__ import annotations
 

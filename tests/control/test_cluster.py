@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 import attrs
 import pytest
 import trio
 
+from llmgw.admin.api.status import status_view
 from llmgw.agent.fence import FILE as FENCE_FILE
 from llmgw.control.controller import Objects
 from llmgw.domain.endpoint import AbsenceReason, EndpointUse
 from llmgw.domain.errors import Conflict, Invalid, NotFound, PreconditionFailed
+from llmgw.domain.event import Level
 from llmgw.domain.holds import Hold
 from llmgw.domain.ids import EndpointId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import ReplicaCounts
+from llmgw.domain.node import NodeState
+from llmgw.domain.placed import Filter
 from llmgw.domain.replica import ReplicaState
 from llmgw.protocol import messages as m
 from llmgw.settings.schema import EngineSettings
@@ -72,7 +78,7 @@ def test_a_crashed_engine_is_restarted_in_place_and_its_endpoint_leaves_at_once(
         await trio.sleep(0.1)
         assert world.served("a") == []
         await world.wait(lambda: world.served("a") == [replica])
-        assert "crashed" in " ".join(event.text for event in await world.store_events())
+        assert "exited with code 1 on attempt 1; next start in 1 s" in " ".join(event.text for event in await world.store_events())
 
     run_world(main)
 
@@ -221,6 +227,138 @@ def test_a_lost_nodes_replicas_are_placed_elsewhere() -> None:
         assert world.process_starts == 1
         await world.wait(lambda: world.nodes["n2"].replicas.started == 1)
         await world.wait(lambda: len(world.ready("a")) == 1)
+
+    run_world(main)
+
+
+def test_why_a_replica_is_where_it_is_stays_known_for_as_long_as_it_is_there() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("big", 1, memory_mib=200_000))
+        await world.add_node("n1", facility="east")
+        await world.wait(lambda: len(world.served("big")) == 1)
+        await world.add_node("n2", facility="east")
+        await world.add_node("n3", facility="west")
+        await world.wait(lambda: sum(node.connected for node in controller.observe().nodes) == 3)
+        await controller.models.apply((model("a", 1, memory_mib=100_000),))
+        await world.wait(lambda: len(world.served("a")) == 1)
+        await trio.sleep(60)  # many plans later
+        (replica,) = world.ready("a")
+        why = controller.explain(f"replica/{replica}")
+        placed = (
+            "1 wanted, 0 running or starting; 100000 MiB (the profile's memory_mib) on cpu of n2, the best of 2 nodes that fit: "
+            "0 replicas of the model on it and 0 in facility 'east', 162144 MiB left beside it; 1 does not fit"
+        )
+        assert why.text == f"ready on n2, profile 'p0', 100000 MiB on cpu, port 20000; placed here because: {placed}"
+        assert [(one.node, one.filter, one.text) for one in why.rejections] == [
+            ("n3", Filter.SCORE, "it fits as well, and n2 comes first by name"),
+            ("n1", Filter.MEMORY, "needs 100000 MiB by the profile's memory_mib; free are 62144 of 262144 MiB"),
+        ]
+        (event,) = [e for e in await world.store_events() if (e.kind, e.object) == ("replica.placed", f"replica/{replica}")]
+        assert event.text == f"{replica} is placed on n2 (cpu, port 20000): {placed}"
+        again = await world.restart_control()
+        await world.wait(lambda: len(world.ready("a")) == 1)
+        assert again.explain(f"replica/{replica}") == why
+        await again.nodes.drain("n2", None)
+        await world.wait(lambda: bool(again.reconciler.reasons.get(f"replica/{replica}")))
+        leaving = again.explain(f"replica/{replica}")
+        assert "it is to leave" in leaving.text
+        assert leaving.text.endswith(f"placed here because: {placed}")
+
+    run_world(main)
+
+
+def test_which_part_of_the_score_decided_is_told_of_each_node_that_fits_too() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        for name, facility in (("n1", "east"), ("n2", "east"), ("n3", "west"), ("n4", "north")):
+            await world.add_node(name, facility=facility, devices=gpus(4 if name == "n4" else 2, name))
+        await world.wait(lambda: len(world.served("a")) == 1)
+        await controller.models.scale("a", 2)
+        await world.wait(lambda: len(world.served("a")) == 2)
+        second = next(replica for replica in controller.replicas() if "1 running or starting" in replica.report.order.placement.text)
+        told = {one.node: one.text for one in controller.explain(f"replica/{second.id}").rejections}
+        assert told == {
+            "n4": "it has 4 idle GPUs, n3 has 2: the fewest go first",
+            "n2": "facility 'east' has 1 replica of the model, 'west' has 0",
+            "n1": "facility 'east' has 1 replica of the model, 'west' has 0",
+        }
+        await controller.models.scale("a", 4)
+        await world.wait(lambda: len(world.served("a")) == 4)
+        texts = {one.text for replica in controller.replicas() for one in controller.explain(f"replica/{replica.id}").rejections}
+        assert "it has 1 replica of the model, n2 has 0" in texts
+
+    run_world(main)
+
+
+def test_a_lost_node_and_its_return_are_in_the_history() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control()
+        await world.add_node("n1")
+        await world.add_node("n2")
+        await world.wait(lambda: sum(node.state is NodeState.READY for node in controller.observe().nodes) == 2)
+        world.kill_agent("n1")
+        await trio.sleep(100)
+        world.start_agent("n1")
+        await trio.sleep(60)
+        told = [(e.kind, e.object, e.level) for e in await world.store_events() if e.kind in ("node.lost", "node.back")]
+        assert told == [("node.lost", "node/n1", Level.WARNING), ("node.back", "node/n1", Level.INFO)]
+        lost, back = [e for e in await world.store_events() if e.kind in ("node.lost", "node.back")]
+        assert lost.text == "node n1 is lost: silent for 30 s"
+        silent_s = int(re.fullmatch(r"node n1 is back; it was silent for (\d+) s", back.text)[1])
+        assert 95 <= silent_s <= 115
+        assert 65 <= back.at - lost.at <= 85
+
+    run_world(main)
+
+
+def test_many_nodes_lost_at_once_make_a_few_events_with_how_many_and_the_first_few() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control()
+        names = [f"n{number:03}" for number in range(60)]
+        for name in names:
+            await world.add_node(name)
+        await world.wait(lambda: sum(node.state is NodeState.READY for node in controller.observe().nodes) == 60)
+        for name in names:
+            world.kill_agent(name)
+        await trio.sleep(60)
+        lost = [event for event in await world.store_events() if event.kind == "node.lost"]
+        assert 1 <= len(lost) <= 5
+        counted = sum(int(event.text.split()[0]) if event.object == "nodes" else 1 for event in lost)
+        assert counted == 60
+        many = next(event for event in lost if event.object == "nodes")
+        assert re.fullmatch(r"\d+ nodes are lost: silent for 3\d s or longer: (n\d+, ){4}n\d+ and \d+ more", many.text), many.text
+        found = status_view(controller)["problems"]
+        assert len(found) == 1
+        assert re.fullmatch(r"60 nodes are lost: silent for \d+ s or longer: n000, n001, n002, n003, n004 and 55 more", found[0])
+        for name in names:
+            world.start_agent(name)
+        await trio.sleep(60)
+        back = [event for event in await world.store_events() if event.kind == "node.back"]
+        assert sum(int(event.text.split()[0]) if event.object == "nodes" else 1 for event in back) == 60
+        assert len(back) <= 5
+
+    run_world(main)
+
+
+def test_a_failed_model_is_one_problem_and_lost_nodes_are_one_cause() -> None:
+    async def main(world: World) -> None:
+        broken = Behaviour(load_s=lambda order: 0.1, crashes=lambda order, attempt: order.model == "speech")
+        controller = await world.start_control(model("speech"), model("wide", memory_mib=200_000), model("wider", 3, memory_mib=200_000))
+        for name in ("n1", "n2", "n3"):
+            await world.add_node(name, behaviour=broken, devices=gpus(0, name))
+            world.nodes[name].replicas.behaviour = broken
+        await world.wait(lambda: sum(r.state is ReplicaState.FAILED for r in controller.replicas()) == 3)
+        await trio.sleep(5)
+        world.kill_agent("n2")
+        await trio.sleep(3)
+        world.kill_agent("n3")
+        await trio.sleep(60)
+        problems = status_view(controller)["problems"]
+        (speech,) = [problem for problem in problems if "speech" in problem]
+        assert speech.startswith("model speech: 0 of 1 ready, failed: 1 wanted, 0 running or starting; no node takes one more: ")
+        (wider,) = [problem for problem in problems if "model wider" in problem]
+        assert "2 nodes: the node is lost" in wider
+        assert wider.startswith("model wider: 0 of 3 ready, pending: 3 wanted, 0 running or starting; no node takes one more: ")
 
     run_world(main)
 
@@ -452,6 +590,8 @@ def test_a_malformed_or_unexpected_message_ends_that_session_with_a_reason_and_d
 
 
 def test_a_cloned_identity_a_foreign_cluster_and_a_taken_name_are_turned_away() -> None:
+    """Of cases B190 and B191: an agent that cannot be understood, and one that is another's double, are told why."""
+
     async def main(world: World) -> None:
         controller = await world.start_control()
         node = await world.add_node("n1")

@@ -1,4 +1,4 @@
-"""The deb: what checkers say of it, and its life in a bare Debian from install to purge."""
+"""The deb: what checkers say of it, and its life in a bare Debian from install to purge (cases B186, B188, B195; of T45 the upgrade)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""The zipapp: one file that needs Python and nothing else."""
+"""The zipapp: one file that needs Python and nothing else, and writes nowhere but where it is told (case B195)."""
 
 from __future__ import annotations
 
 import ast
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 from tests.packages.conftest import DIST
 from tests.packages.roots import Root
-from tests.programs import wait_for
+from tests.programs import skip, wait_for
 
 REPOSITORY = DIST.parent
 ENGINE = (REPOSITORY / "tests" / "chaos" / "eng.py").read_text()
@@ -60,6 +62,65 @@ def test_another_python_or_machine_is_refused_in_one_sentence(version: tuple[int
     assert (done.returncode, done.stdout) == (1, "")
     expected = f"built for {here} and does not run on Python {version[0]}.{version[1]} on {machine}"
     assert done.stderr.splitlines() == [f"llmgw: this file was {expected}"]
+
+
+UNPACKS = "llmgw: this file unpacks itself into {} at its first start, and cannot: {}; SHIV_ROOT in the environment names another folder"
+
+
+def version(pyz: Path, user: int | None = None, **environment: str) -> tuple[int, list[str]]:
+    """Exit code and lines of `llmgw.pyz version` in this environment alone."""
+    command = [sys.executable, "-I", pyz, "version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment, user=user)
+    return done.returncode, (done.stdout + done.stderr).splitlines()
+
+
+def test_a_place_that_cannot_be_unpacked_into_is_told_in_one_sentence_with_what_helps(pyz: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert version(pyz, SHIV_ROOT=str(file)) == (3, [UNPACKS.format(file, "Not a directory")])
+    assert version(pyz, SHIV_ROOT=str(file / "below")) == (3, [UNPACKS.format(file / "below", "Not a directory")])
+    long = "x" * 300
+    assert version(pyz, SHIV_ROOT=f"/{long}") == (3, [UNPACKS.format(f"/{long}", "File name too long")])
+    assert version(pyz, SHIV_ROOT=str(tmp_path / "good"))[0] == 0
+    assert version(pyz, HOME=str(file)) == (3, [UNPACKS.format(file / ".shiv", "Not a directory")])
+
+
+def test_a_home_of_somebody_else_is_told_in_one_sentence_with_what_helps(pyz: Path, tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        skip("only root can start a program as another user")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # one that another user reaches
+        Path(folder).chmod(0o755)
+        copy = shutil.copy(pyz, Path(folder) / "llmgw.pyz")
+        home = Path(folder) / "home"
+        home.mkdir(mode=0o755)
+        nobody = 65_534
+        assert version(copy, nobody, HOME=str(home)) == (3, [UNPACKS.format(home / ".shiv", "Permission denied")])
+        home.chmod(0o700)
+        assert version(copy, nobody, HOME=str(home)) == (3, [UNPACKS.format("~/.shiv", "Permission denied")])
+
+
+def test_a_full_disk_is_told_in_one_sentence_and_nothing_is_left_on_it(pyz: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "llmgw-test", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        skip("this user may not mount a small tmpfs")
+    try:
+        assert version(pyz, SHIV_ROOT=str(disk)) == (6, [UNPACKS.format(disk, "No space left on device")])
+        assert not [path for path in disk.iterdir() if path.is_dir()]
+    finally:
+        subprocess.run(["umount", "-l", disk], capture_output=True, check=True)
+
+
+def test_dev_without_the_demo_model_says_what_helps_in_a_package(pyz: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-I", "-S", pyz, "dev", "--data-dir", tmp_path / "d"]  # -S: without the packages of this checkout
+    environment = {"SHIV_ROOT": str(tmp_path / "unpacked"), "HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 3
+    assert line.startswith("llmgw: the demo model is not part of this package")
+    assert "--no-engine" in line
+    assert "pip install" not in line
 
 
 def test_the_refusal_is_written_for_any_python_3(pyz: Path) -> None:

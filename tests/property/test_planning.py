@@ -8,12 +8,16 @@ import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgw.control.observed import Desired, Observed
-from llmgw.control.placement import HOLDS_MEMORY, per_device_mib
+from llmgw.control.observed import Desired, Observed, ObservedNode
+from llmgw.control.placement import HOLDS_MEMORY, Ledger, per_device_mib
 from llmgw.control.planning import plan_replicas
-from llmgw.domain.node import DeviceKind, NodeState
+from llmgw.domain.ids import NodeId
+from llmgw.domain.model import Catalog, ModelSpec, Profile, ReplicaCounts
+from llmgw.domain.node import DeviceKind, FoundEngine, NodeFacts, NodeState
+from llmgw.domain.placed import Filter
 from llmgw.domain.plan import Forget, Plan, Start, Stop, Withdraw
 from llmgw.domain.replica import ReplicaState
+from llmgw.sim.node import gpus
 from tests.property.strategies import PlanWorld, fresh_ids, plan_worlds
 
 ROUNDS_MAX = 60  # far above what five replicas and starts_max 1 can need
@@ -176,3 +180,44 @@ def test_every_model_that_lacks_a_replica_says_why(world: PlanWorld) -> None:
         ]
         if len(live) < model.replicas.count:
             assert f"model/{model.name}" in said
+
+
+@given(plan_worlds())
+@settings(max_examples=300, deadline=None)
+def test_an_order_says_how_many_nodes_would_have_taken_it_and_names_those_that_were_passed_over(world: PlanWorld) -> None:
+    start = next((action for action in plan(world).actions if isinstance(action, Start)), None)
+    if start is None:
+        return
+    names = {node.id: node.name for node in world.observed.nodes}
+    model = next(model for model in world.desired.catalog.models if model.name == start.order.model)
+    fitting = {
+        node.name
+        for node in world.observed.nodes
+        if Ledger(world.desired, attrs.evolve(world.observed, nodes=(node,))).place(model, start.order.profile)[0] is not None
+    }
+    placement = start.order.placement
+    among = "the only node that fits" if len(fitting) == 1 else f"the best of {len(fitting)} nodes that fit"
+    assert f"of {names[start.node]}, {among}: " in placement.text
+    scored = {one.node for one in placement.passed if one.filter is Filter.SCORE}
+    assert scored == fitting - {names[start.node]}
+    assert fitting.isdisjoint(one.node for one in placement.passed if one.filter not in (Filter.SCORE, Filter.CLOSED))
+
+
+def test_in_a_large_cluster_an_order_names_the_next_best_of_other_kinds_of_node() -> None:
+    def node(number: int) -> ObservedNode:
+        used = 20_000 if number % 10 == 0 else 0
+        devices = tuple(attrs.evolve(device, used_mib=used) for device in gpus(2, str(number)))
+        facts = NodeFacts(
+            NodeId(f"n{number:03}"), f"n{number:03}", "m", "b", "0", devices=devices, engines=(FoundEngine("vllm"),), ports=(20_000, 20_009)
+        )
+        return ObservedNode(facts, NodeState.LOST if number >= 190 else NodeState.READY)
+
+    model = ModelSpec("m", (Profile("p", "vllm", "/x", gpus=1, memory_mib=60_000),), replicas=ReplicaCounts(0, 1, 1))
+    world = Desired(Catalog((model,))), Observed(tuple(node(number) for number in range(200)))
+    (start,) = plan_replicas(*world, fresh_ids()).actions
+    assert isinstance(start, Start)
+    assert "of n000, the best of 190 nodes that fit: 0 replicas of the model on it, 2 idle GPUs, " in start.order.placement.text
+    assert start.order.placement.text.endswith("; 10 do not fit")
+    (passed,) = start.order.placement.passed
+    assert (passed.node, passed.filter) == ("n001", Filter.SCORE)
+    assert passed.text == "21920 MiB would be left, on n000 1696: the least goes first"

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from llmgw.domain.errors import Invalid
+from llmgw.domain.ids import CPU_DEVICE, ClusterId, CommandId, OwnerId, ReplicaId
+from llmgw.domain.lease import FencingToken
+from llmgw.domain.model import ModelKind, Profile
+from llmgw.domain.placed import Filter, Placement, Rejection
+from llmgw.domain.replica import ReplicaOrder
 from llmgw.protocol.codec import MESSAGE_BYTES_MAX, decode, encode
-from llmgw.protocol.messages import Goodbye
+from llmgw.protocol.messages import Command, Goodbye, StartReplica
 
 
 def refused(data: bytes) -> Invalid:
@@ -56,3 +63,22 @@ def test_a_message_that_is_too_large_is_told_with_its_type_and_the_limit() -> No
         f"a message Goodbye that is over the limit of {MESSAGE_BYTES_MAX} bytes for one message",
     )
     assert refused(b" " * (MESSAGE_BYTES_MAX + 1)).message.startswith("a message of unknown type that is over")
+
+
+def test_an_orders_reasons_may_hold_words_of_the_next_build_and_may_be_missing() -> None:
+    placement = Placement("why", (Rejection("n1", Filter.PORT, "no port"),))
+    order = ReplicaOrder(
+        ReplicaId("m-1"), "m", ("m",), ModelKind.CHAT, Profile("p", "command", command=("x",)), (CPU_DEVICE,), 1, 1, placement=placement
+    )
+    command = Command(FencingToken(ClusterId("c"), 1, OwnerId("o")), CommandId("x"), 1, StartReplica(order))
+    assert decode(encode(command)) == command
+    newer = decode(encode(command).replace(b'"filter":"port"', b'"filter":"phase of the moon"'))
+    assert isinstance(newer, Command)
+    assert isinstance(newer.order, StartReplica)
+    assert newer.order.order.placement.passed[0].filter is Filter.OTHER
+    raw = json.loads(encode(command))
+    del raw["order"]["order"]["placement"]
+    older = decode(json.dumps(raw).encode())
+    assert isinstance(older, Command)
+    assert isinstance(older.order, StartReplica)
+    assert older.order.order.placement == Placement()

@@ -1,4 +1,4 @@
-"""Steps of the schema: killed in the middle, run by two at once, and files of other builds."""
+"""Steps of the schema: killed in the middle, run by two at once, and files of other builds (case B189; of T45 the store)."""
 
 from __future__ import annotations
 

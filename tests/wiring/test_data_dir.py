@@ -42,7 +42,9 @@ control_planes = ["http://127.0.0.1:1"]
     args = [role, "--config", str(config)]
     if role == "dev":
         args += ["--no-engine", "--port", "0", "--admin-port", "0", "--data-dir", str(folder)]
-    ended = subprocess.run([sys.executable, "-m", "llmgw", *args], capture_output=True, text=True, timeout=END_LIMIT_S, check=False)
+    environment = {**os.environ, "XDG_STATE_HOME": str(config.parent / "state")}
+    command = [sys.executable, "-m", "llmgw", *args]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=END_LIMIT_S, check=False, env=environment)
     assert "Traceback" not in ended.stderr
     told = [line for line in ended.stderr.splitlines() if line.startswith("llmgw: ")]
     assert len(told) == 1, ended.stderr
@@ -72,7 +74,6 @@ _FOLDER = "cannot be used: a folder is in its place"
         ("server", "lock", folder_at("lock"), f") {_FOLDER}; move it away"),
         ("server", "llmgw.db.lock", folder_at("llmgw.db.lock"), f") {_FOLDER}; move it away"),
         ("server", "llmgw.db", file_at("llmgw.db", b"junk" * 2000), "is not a database of llmgw, or is encrypted or damaged; move it away"),
-        ("dev", "ctl.toml", folder_at("ctl.toml"), f"(what tells `llmgw ctl` where this runs) {_FOLDER}; move it away"),
         ("dev", "agent", file_at("agent", b""), "(the data directory) cannot be used: a file is in its place; move it away"),
         ("agent", "fence.json", folder_at("fence.json"), f"highest epoch) {_FOLDER}; if this node is to join anew, move it away"),
         ("agent", "fence.json", file_at("fence.json", b""), "cannot be understood, and without it this agent cannot tell which leader"),

@@ -35,6 +35,8 @@ _HELD: Final = (
     (("-hf", "-hfr", "--hf-repo"), "LLAMA_ARG_HF_REPO", _BY_CHECKPOINT),
     (("-hff", "--hf-file"), "LLAMA_ARG_HF_FILE", _BY_CHECKPOINT),
     (("-dr", "--docker-repo"), "LLAMA_ARG_DOCKER_REPO", _BY_CHECKPOINT),
+    (("--models-dir",), "LLAMA_ARG_MODELS_DIR", _BY_CHECKPOINT),
+    (("--models-preset",), "LLAMA_ARG_MODELS_PRESET", _BY_CHECKPOINT),
     (("-a", "--alias"), "LLAMA_ARG_ALIAS", "it is the model's name"),
     (("--host",), "LLAMA_ARG_HOST", _BY_PLACEMENT),
     (("--port",), "LLAMA_ARG_PORT", _BY_PLACEMENT),
@@ -48,6 +50,10 @@ _HELD: Final = (
 )
 _HELD_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({word: why for words, _, why in _HELD for word in words})
 _HELD_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({variable: why for _, variable, why in _HELD if variable})
+# `--gpt-oss-20b-default`, `--embd-gemma-default`, `--fim-qwen-7b-spec`, `--vision-gemma-4b-default` and whatever joins them: each
+# downloads a model of its own and listens on a port of its own. `--spec-default` is the one of that form that sets neither.
+_PRESET: Final = re.compile(r"--(?!spec-default$)(?:[a-z0-9.-]+-default|fim-[a-z0-9.-]+)")
+_BY_PRESET: Final = "it stands for a model, a repository and a port; the profile's checkpoint and the start order say those"
 _DEVICES: Final = ("-dev", "--device")
 _WITH_VALUE: Final = re.compile(r"(--[A-Za-z0-9_-]+)=(.*)", re.DOTALL)
 
@@ -63,6 +69,8 @@ def own_words(args: Sequence[str], *, on_cpu: bool) -> tuple[str, ...]:
         option = _spelled(split[1] if split else word)
         if option in _HELD_OPTIONS:
             raise Invalid(f"engine llama.cpp is not given {option}: {_HELD_OPTIONS[option]}", code="bad_args", param="args")
+        if _PRESET.fullmatch(option):
+            raise Invalid(f"engine llama.cpp is not given {option}: {_BY_PRESET}", code="bad_args", param="args")
         if on_cpu and option in _DEVICES:
             raise Invalid(f"engine llama.cpp is not given {option}: a profile asks for GPUs by gpus = N", code="bad_args", param="args")
         found += (split[1], split[2]) if split else (word,)
@@ -104,7 +112,7 @@ class LlamaCppEngine:
             "--port", str(place.port),
             "--alias", _alias(order),
             "--metrics",
-            "--no-webui",
+            "--no-webui",  # the name of old, which builds that call it --no-ui take as well
             *_of_kind(order.kind),
             # Builds for Vulkan and the like do not look at CUDA_VISIBLE_DEVICES: they would take a GPU that nobody counted.
             *(("--device", "none") if on_cpu else ()),

@@ -14,6 +14,8 @@ import attrs
 from llmgw.domain.errors import Invalid, Unauthenticated, Unavailable
 from llmgw.domain.words import a_value
 from llmgw.settings.address import is_loopback, parse_listen, url_fault
+from llmgw.settings.running import running_files
+from llmgw.settings.user_dirs import config_dir, running_dir
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8081"  # [server] admin_listen's default
 TOKEN_VARIABLE: Final = "LLMGW_TOKEN"
@@ -36,17 +38,13 @@ class Places:
     """Where things are looked for; a test has its own."""
 
     user_file: Path
-    dev_file: Path
+    dev_dir: Path  # a file for each `llmgw dev` that runs
     machine_file: Path = Path("/etc/llmgw/llmgw.toml")
     machine_dir: Path = Path("/var/lib/llmgw")
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Places:
-        home = Path(environ.get("HOME") or "/")
-        return cls(
-            user_file=_base(environ, "XDG_CONFIG_HOME", home / ".config") / "llmgw" / "ctl.toml",
-            dev_file=_base(environ, "XDG_STATE_HOME", home / ".local" / "state") / "llmgw" / "dev" / "ctl.toml",
-        )
+        return cls(user_file=config_dir(environ) / "ctl.toml", dev_dir=running_dir(environ))
 
 
 @attrs.frozen
@@ -82,9 +80,11 @@ def find(asked: str, environ: Mapping[str, str] | None = None, places: Places | 
 
 
 def _on_this_machine(server: str, token: str, ca: str, places: Places) -> Target:
-    dev = _read_kept(places.dev_file)
-    if dev.server and (not server or _same(server, dev.server)) and _answers(dev.server):
-        return Target(dev.server.rstrip("/"), token or dev.token, ca)
+    devs = _running_devs(places.dev_dir, server)
+    if len(devs) > 1:
+        raise Invalid(f"several `llmgw dev` run here: {', '.join(dev.server for dev in devs)}; --server names one of them")
+    if devs:
+        return Target(devs[0].server.rstrip("/"), token or devs[0].token, ca)
     machine_server, file = _machine(places)
     server = server or machine_server
     if token:
@@ -103,6 +103,12 @@ def _on_this_machine(server: str, token: str, ca: str, places: Places) -> Target
     if _is_router(server):
         raise router_port(server)
     raise _no_token(server, places, note)
+
+
+def _running_devs(folder: Path, server: str) -> list[_Kept]:
+    """Every `llmgw dev` of this user that answers now, or the one of them that is `server`."""
+    devs = [dev for file in running_files(folder) if (dev := _read_kept(file)).server]
+    return [dev for dev in devs if (not server or _same(server, dev.server)) and _answers(dev.server)]
 
 
 def _no_token(server: str, places: Places, note: str) -> Unauthenticated:
@@ -218,8 +224,3 @@ def _is_router(server: str) -> bool:
     finally:
         connection.close()
     return bool(code == ROUTER_PORT)
-
-
-def _base(environ: Mapping[str, str], variable: str, usual: Path) -> Path:
-    given = environ.get(variable, "")
-    return Path(given) if given.startswith("/") else usual
