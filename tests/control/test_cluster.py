@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import attrs
 import pytest
 import trio
@@ -9,7 +12,8 @@ import trio
 from llmgw.agent.fence import FILE as FENCE_FILE
 from llmgw.control.controller import Objects
 from llmgw.domain.endpoint import AbsenceReason, EndpointUse
-from llmgw.domain.errors import Conflict, Invalid, NotFound, PreconditionFailed
+from llmgw.domain.errors import Conflict, Invalid, NotFound, PreconditionFailed, Unavailable
+from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.domain.holds import Hold
 from llmgw.domain.ids import EndpointId
 from llmgw.domain.lease import FencingToken
@@ -20,7 +24,10 @@ from llmgw.settings.schema import EngineSettings
 from llmgw.sim.channel import channel_pair
 from llmgw.sim.node import gpus
 from llmgw.sim.replicas import Behaviour
+from llmgw.store.connection import Store
 from tests.control.world import World, model, run_world
+
+T = TypeVar("T")
 
 
 def test_a_model_is_placed_loaded_and_published() -> None:
@@ -506,6 +513,29 @@ def test_without_a_store_the_file_is_the_catalog_and_ctl_is_told_so() -> None:
             await controller.models.apply((model("b"),))
 
     run_world(main, file="/etc/llmgw.toml")
+
+
+def test_a_full_disk_is_known_until_it_has_room_again_though_nobody_orders_anything() -> None:
+    async def main(world: World) -> None:
+        full = False
+
+        async def run(work: Callable[[], T]) -> T:
+            if full:
+                raise Unavailable("storage unavailable: the disk is full", code=STORAGE_UNAVAILABLE)
+            return work()
+
+        world.store = await Store.open(":memory:", run)
+        controller = await world.start_control()
+        await world.wait(lambda: controller.reconciler.plans > 0)
+        full = True
+        with pytest.raises(Unavailable):
+            await controller.models.apply((model("a"),))
+        await trio.sleep(60)
+        assert "the disk is full" in controller.store.trouble
+        full = False
+        await world.wait(lambda: controller.store.trouble == "")
+
+    run_world(main)
 
 
 def test_the_same_list_is_not_sent_twice() -> None:

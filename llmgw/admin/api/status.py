@@ -43,6 +43,8 @@ def status_view(controller: Controller) -> dict[str, Any]:
     replicas = controller.replicas()
     models = list_models(controller)
     found = problems(models, observed.nodes, replicas, observed.now_s)
+    if controller.store.trouble:
+        found.insert(0, f"the store takes no writes, and orders are refused: {controller.store.trouble}")
     if not controller.leadership.is_leader:
         found.append("no control plane leads: nothing is placed, healed or changed")
     if controller.events.dropped:
@@ -79,4 +81,6 @@ def unready(controller: Controller, draining: bool) -> list[str]:
         reasons.append("the first plan has not been made yet")
     if not controller.store.may_write:
         reasons.append("the store was changed by a newer build, this one may only read it")
+    elif controller.store.trouble:
+        reasons.append(f"the store takes no writes: {controller.store.trouble}")
     return reasons
