@@ -53,6 +53,17 @@ export async function read(path, signal) {
   }
 }
 
+/** Every row of a list, its pages put together. */
+export async function readAll(noun) {
+  const rows = [];
+  for (let cursor = ""; cursor !== null;) {
+    const page = await read(cursor ? `${noun}?cursor=${encodeURIComponent(cursor)}` : noun);
+    rows.push(...page[noun]);
+    cursor = page.next ?? null;
+  }
+  return rows;
+}
+
 /** An order below /api/v1, carried out once however often the network repeats it. */
 export async function order(method, path, body, more = {}) {
   const headers = { "x-csrf-token": session?.csrf ?? "", "idempotency-key": key(), ...more };

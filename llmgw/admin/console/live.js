@@ -3,7 +3,7 @@
 // Browsers allow six connections to a host, so a stream per tab would stop the seventh tab dead. One visible tab leads: it holds
 // a Web Lock, follows the events, reads the state after each, and tells the others over a BroadcastChannel. A tab that is hidden
 // gives the lock up. Where there is no lock (plain HTTP to a name), and where the leading tab falls silent, a tab asks by itself.
-import { ApiError, address, base, forget, read } from "./api.js";
+import { ApiError, address, base, forget, read, readAll } from "./api.js";
 
 const POLL_MS = 5_000; // reads also without an event: ages, counts, and nodes that fall silent
 const COLLECT_MS = 200; // events come in bursts
@@ -13,7 +13,7 @@ const RECONNECT_MS = 3_000;
 const EVENTS_KEPT = 500;
 
 export const state = {
-  snapshot: null, // { status, replicas, at }: `at` on this browser's clock
+  snapshot: null, // { status, models, nodes, replicas, at }: `at` on this browser's clock
   events: [], // the newest last
   connection: "connecting", // live | polling | connecting
   role: "alone", // leader | follower | alone
@@ -158,9 +158,9 @@ async function refresh() {
   const began = Date.now();
   let took = 0;
   try {
-    const [status, page] = await Promise.all([read("status"), read("replicas")]);
+    const [status, models, nodes, replicas] = await Promise.all([read("status"), ...["models", "nodes", "replicas"].map(readAll)]);
     if (!started) return;
-    state.snapshot = { status, replicas: page.replicas, at: Date.now() };
+    state.snapshot = { status, models, nodes, replicas, at: Date.now() };
     state.problem = "";
     took = Date.now() - began;
     if (!state.events.length) await readEvents();

@@ -9,7 +9,7 @@ export { Component };
 
 // A state is told by its word and a shape; the colour only repeats it.
 const TONES = {
-  ready: "good", well: "good", info: "plain", degraded: "warn", loading: "busy", starting: "busy", pending: "busy", draining: "warn",
+  ready: "good", well: "good", info: "plain", degraded: "warn", loading: "busy", starting: "busy", pending: "busy", waiting: "busy", draining: "warn",
   failed: "bad", lost: "bad", unknown: "warn", stopped: "plain", warning: "warn", error: "bad", debug: "plain",
   no_capacity: "bad", unreachable: "bad", held: "warn",
 };

@@ -5,7 +5,7 @@ import { Badge, Component, Order, Section, Table, html, link, path } from "../ui
 import { Rejections } from "./replicas.js";
 
 export function Models() {
-  const { models } = state.snapshot.status;
+  const { models } = state.snapshot;
   return html`
     <h1>Models</h1>
     <${Section} title="What clients may name">
@@ -27,7 +27,7 @@ export class Model extends Component {
   componentWillUnmount() { this.gone = true; }
 
   async load() {
-    const model = state.snapshot.status.models.find((one) => one.name === this.props.name);
+    const model = state.snapshot.models.find((one) => one.name === this.props.name);
     const seen = `${model?.revision} ${model?.state} ${model?.ready} ${model?.profile} ${model?.reason}`;
     if (seen === this.seen) return;
     this.seen = seen;
@@ -41,7 +41,7 @@ export class Model extends Component {
   }
 
   render({ name }, { detail, why, problem, count }) {
-    const model = state.snapshot.status.models.find((one) => one.name === name);
+    const model = state.snapshot.models.find((one) => one.name === name);
     const replicas = state.snapshot.replicas.filter((one) => one.model === name);
     const wanted = count ?? model?.replicas_wanted ?? 0;
     const profiles = detail?.model?.profile ?? [];

@@ -11,7 +11,7 @@ export class Nodes extends Component {
     this.state = { wanted: "" };
   }
   render(_, { wanted }) {
-    const { nodes } = state.snapshot.status;
+    const { nodes } = state.snapshot;
     const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
     const described = (node) => `${node.name} ${nodeWord(node)} ${node.facility} ${node.address} ${Object.entries(node.labels).map((one) => one.join("="))}`.toLowerCase();
     const found = nodes.filter((node) => words.every((word) => described(node).includes(word)));

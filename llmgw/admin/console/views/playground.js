@@ -131,7 +131,7 @@ function Turn({ turn, busy }) {
   </article>`;
 }
 
-const offered = () => state.snapshot.status.models.filter((model) => model.kind === "chat");
+const offered = () => state.snapshot.models.filter((model) => model.kind === "chat");
 function chosen() {
   const models = offered();
   if (models.some((model) => model.name === talk.model)) return talk.model;

@@ -80,7 +80,7 @@ function Facts({ one }) {
   const facts = [
     ["Model", html`<a href=${link("models", one.model)}>${one.model}</a>`], ["State", html`<${Badge} word=${one.state} /> for ${duration(ageNow(one.age_s))}`],
     ["Node", one.node], ["Devices", one.gpus.join(", ") || "none"], ["Engine", `${one.engine} (profile ${one.profile})`],
-    ["Attempt", String(one.attempt)], ["Process", one.pid ? String(one.pid) : "none"], ["Memory", one.memory_mib ? mib(one.memory_mib) : "not measured yet"],
+    ["Attempt", one.failure ? `${one.attempt}, ${one.tries} of ${one.tries_max} in a row; the one before: ${one.failure}` : String(one.attempt)], ["Process", one.pid ? String(one.pid) : "none"], ["Memory", one.memory_mib ? mib(one.memory_mib) : "not measured yet"],
     ["Requests", one.running === null ? "not told" : `${one.running} in the engine`], ["Gets requests", one.in_rotation ? "yes" : "no"],
   ];
   return html`<${Section} title="Now" side=${html`<span class="orders">
