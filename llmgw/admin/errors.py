@@ -71,6 +71,8 @@ def of_http(err: HTTPException, path: str, method: str) -> tuple[int, dict[str, 
     headers = {}
     if status == 404:
         message = f"there is nothing at {path[:200]}"
+        if path.startswith("/v1/"):
+            message += ": /v1 is at the router's port, [router] listen, by default 8080"
     elif status == 405:
         allowed = sorted(getattr(err, "valid_methods", None) or ())
         headers["Allow"] = ", ".join(allowed)

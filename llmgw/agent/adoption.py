@@ -46,7 +46,7 @@ def decode(data: bytes) -> Record:
     try:
         raw: Any = json.loads(data)
     except (ValueError, RecursionError) as err:
-        raise Invalid(f"not JSON: {err}") from err
+        raise Invalid("not JSON") from err
     if isinstance(raw, dict) and raw.get("format") != FORMAT:
         raise Invalid(f"state of format {raw.get('format')!r}; this agent reads {FORMAT}")
     record: Record = structure(raw, Record)

@@ -18,8 +18,8 @@ from llmgw.agent.fence import Fence
 from llmgw.agent.gpus import GpuProbe
 from llmgw.agent.logs import LOG_BYTES_MAX
 from llmgw.agent.session import Dial, Sessions
-from llmgw.agent.supervisor import Listener, Place, Supervisor
-from llmgw.domain.errors import Unavailable
+from llmgw.agent.supervisor import REPLICAS_FOLDER, Listener, Place, Supervisor
+from llmgw.domain.files import unusable
 from llmgw.domain.ids import NodeId
 from llmgw.domain.ports import Machine
 from llmgw.domain.replica import ReplicaReport
@@ -58,15 +58,12 @@ async def run_agent(
     """Runs until cancelled; `started` once engines are adopted and sessions are being opened.
 
     The caller holds the data directory. `stop_engines`: at the end every engine is stopped in order, else all are left
-    running. Raises `Unavailable` when the data directory cannot be used, `Invalid` and `Broken` for what stands in it.
+    running. Raises `Invalid` for what stands in the data directory and cannot be used, `Unavailable` for a full disk.
     """
-    try:
-        await machine.run_sync(lambda: plan.data_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True))
-        node = await machine.run_sync(lambda: facts.node_id(machine, plan.data_dir))
-        fence = Fence(machine, plan.data_dir)
-        await fence.load()
-    except OSError as err:
-        raise Unavailable(f"the data directory {plan.data_dir} cannot be used: {err.strerror or err}", code="data_dir") from err
+    await machine.run_sync(lambda: _make_folders(plan.data_dir))
+    node = await machine.run_sync(lambda: facts.node_id(machine, plan.data_dir))
+    fence = Fence(machine, plan.data_dir)
+    await fence.load()
     warning = ports.clash(plan.ports, await machine.run_sync(ports.kernel_range))
     if warning:
         log.warning(warning)
@@ -115,6 +112,15 @@ def kill_engines(machine: Machine, data_dir: Path) -> None:
     known = machine.disk.read(data_dir / facts.NODE_ID_FILE)
     if known is not None:
         processes.kill_all(processes.node_tag(NodeId(known.decode("utf-8", "replace").strip())))
+
+
+def _make_folders(data_dir: Path) -> None:
+    """Blocking."""
+    for what, folder in (("the data directory", data_dir), ("the folder of replicas", data_dir / REPLICAS_FOLDER)):
+        try:
+            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        except OSError as err:
+            raise unusable(err, what, folder, "move it away") from err
 
 
 async def _supervise(supervisor: Supervisor, stop_engines: bool, task_status: trio.TaskStatus[None]) -> None:

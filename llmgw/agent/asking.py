@@ -12,6 +12,7 @@ import httptools
 import trio
 
 from llmgw.domain.errors import TooLarge, Unavailable, UpstreamFailed
+from llmgw.domain.files import words
 
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024  # a probe's picture in base64 stays below
 
@@ -74,7 +75,7 @@ async def ask(
     except OSError as err:
         if _refused(err):
             raise ConnectRefused(f"nothing listens at {peer}") from err
-        raise Unavailable(f"{peer} cannot be reached: {err}") from err
+        raise Unavailable(f"{peer} cannot be reached: {words(err)}") from err
     reading = _Reading()
     try:
         await stream.send_all("\r\n".join([*head, "", ""]).encode("utf-8") + body)
@@ -86,7 +87,7 @@ async def ask(
             if len(reading.body) > ANSWER_BYTES_MAX:
                 raise TooLarge(f"{peer} answered with more than {ANSWER_BYTES_MAX} bytes")
     except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as err:
-        raise Unavailable(f"{peer} broke the connection: {err}") from err
+        raise Unavailable(f"{peer} broke the connection: {words(err)}") from err
     except httptools.HttpParserError as err:
         raise UpstreamFailed(f"{peer} did not answer in HTTP: {err}") from err
     finally:

@@ -16,6 +16,7 @@ from llmgw.agent import checkpoints
 from llmgw.agent.engines.programs import Programs
 from llmgw.agent.supervisor import found_engines
 from llmgw.domain.errors import Invalid
+from llmgw.domain.files import unusable
 from llmgw.domain.ids import NodeId
 from llmgw.domain.node import Device, NodeFacts
 from llmgw.domain.ports import Machine
@@ -27,13 +28,16 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def node_id(machine: Machine, data_dir: Path) -> NodeId:
-    """The node's id, made once and kept. Blocking. Raises OSError, and `Invalid` for a file that holds none."""
+    """The node's id, made once and kept. Blocking. Raises `Invalid` for a file that holds none, `Unavailable` for a full disk."""
     path = data_dir / NODE_ID_FILE
-    data = machine.disk.read(path)
-    if data is None:
-        made = NodeId(f"node-{machine.fresh_hex(NODE_ID_BYTES)}")
-        machine.disk.write(path, made.encode() + b"\n")
-        return made
+    try:
+        data = machine.disk.read(path)
+        if data is None:
+            made = NodeId(f"node-{machine.fresh_hex(NODE_ID_BYTES)}")
+            machine.disk.write(path, made.encode() + b"\n")
+            return made
+    except OSError as err:
+        raise unusable(err, "the file of this node's id", path, "move it away to give this node a new one") from err
     text = data.decode("utf-8", "replace").strip()
     if not text or not text.isprintable() or len(text) > 100:
         raise Invalid(f"{path} does not hold a node id; move it away to give this node a new one")

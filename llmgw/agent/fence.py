@@ -14,13 +14,16 @@ import attrs
 import trio
 
 from llmgw.domain import lease
-from llmgw.domain.errors import Broken, Invalid
+from llmgw.domain.errors import Invalid
+from llmgw.domain.files import unusable
 from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.ports import Machine
 from llmgw.protocol.codec import structure, unstructure
 
 FILE: Final = "fence.json"
+WHAT: Final = "the file of this node's cluster and highest epoch"
+JOIN_ANEW: Final = "if this node is to join anew, move it away"
 NOT_PINNED: Final = FencingToken(ClusterId(""), 0, OwnerId(""))
 
 Rule = Callable[[FencingToken | None, FencingToken], lease.Fence]
@@ -31,22 +34,25 @@ class Fence:
 
     def __init__(self, machine: Machine, folder: Path, rule: Rule = lease.fence) -> None:
         self._machine = machine
-        self._path = folder / FILE
+        self.path = folder / FILE
         self._rule = rule
         self._highest = NOT_PINNED
         self._writing = trio.Lock()
 
     async def load(self) -> None:
-        """Reads the file. Raises `Broken` for one that cannot be understood: forgetting a token is not an option."""
-        data = await self._machine.run_sync(lambda: self._machine.disk.read(self._path))
+        """Reads the file. Raises `Invalid` for one that cannot be read or understood: forgetting a token is not an option."""
+        try:
+            data = await self._machine.run_sync(lambda: self._machine.disk.read(self.path))
+        except OSError as err:
+            raise unusable(err, WHAT, self.path, JOIN_ANEW) from err
         if data is None:
             return
         try:
             self._highest = structure(json.loads(data), FencingToken)
         except (ValueError, Invalid) as err:
-            raise Broken(
-                f"{self._path} cannot be understood, and without it this agent cannot tell which leader to obey. "
-                "If this node is to join anew, move the file away"
+            raise Invalid(
+                f"{self.path} cannot be understood, and without it this agent cannot tell which leader to obey; {JOIN_ANEW}",
+                code="bad_fence_file",
             ) from err
 
     @property
@@ -72,5 +78,5 @@ class Fence:
 
     async def _store(self, token: FencingToken) -> None:
         data = json.dumps(unstructure(token)).encode()
-        await self._machine.run_sync(lambda: self._machine.disk.write(self._path, data))
+        await self._machine.run_sync(lambda: self._machine.disk.write(self.path, data))
         self._highest = token

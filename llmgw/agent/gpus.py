@@ -18,6 +18,7 @@ import trio
 
 from llmgw.agent import own_modules
 from llmgw.domain.errors import Invalid
+from llmgw.domain.files import words
 from llmgw.domain.ids import CPU_DEVICE, DeviceId
 from llmgw.domain.node import Device, DeviceKind
 from llmgw.domain.ports import Machine
@@ -186,7 +187,7 @@ class GpuProbe:
                 answer = await self._ask()
                 done = True
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as err:
-            answer = Unknown(f"the GPU probe ended: {err}")
+            answer = Unknown(f"the GPU probe ended: {words(err)}")
         finally:
             if not done:
                 self._give_up()

@@ -28,6 +28,7 @@ from llmgw.agent.processes import Identity
 from llmgw.agent.progress import Look, Progress, Seen, Verdict
 from llmgw.domain.errors import Invalid, LlmgwError, Unavailable
 from llmgw.domain.event import Level
+from llmgw.domain.files import words
 from llmgw.domain.ids import CPU_DEVICE, ReplicaId
 from llmgw.domain.ports import Machine
 from llmgw.domain.replica import ReplicaOrder, ReplicaReport, ReplicaState
@@ -237,7 +238,7 @@ class Replica:
         try:
             main, token = await self._spawn()
         except (LlmgwError, OSError) as err:
-            text = err.message if isinstance(err, LlmgwError) else f"{err.filename or 'the disk'}: {err.strerror or err}"
+            text = err.message if isinstance(err, LlmgwError) else words(err)
             await self._close_attempt(_Unwell(text, "it could not be started"))
             return False
         # No checkpoint since the process exists: from here on it is written down, come what may.
@@ -536,7 +537,7 @@ class Replica:
             try:
                 await self._machine.run_sync(work)
             except OSError as err:
-                log.error("the state of a replica cannot be written: it may not be adopted", replica=self.id, error=str(err))
+                log.error("the state of a replica cannot be written: it may not be adopted", replica=self.id, error=words(err))
 
     def _tell(self, kind: str, text: str, level: Level) -> None:
         self._site.tell(kind, text, f"replica/{self.id}", level)

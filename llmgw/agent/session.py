@@ -18,10 +18,12 @@ import attrs
 import structlog
 import trio
 
+from llmgw.agent import fence as fence_file
 from llmgw.agent.fence import Fence
 from llmgw.agent.supervisor import Replicas
 from llmgw.domain import lease
 from llmgw.domain.errors import Denied, Invalid, LlmgwError, Unavailable
+from llmgw.domain.files import unusable, words
 from llmgw.domain.ids import CommandId, ReplicaId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.node import NodeFacts
@@ -189,11 +191,13 @@ class Sessions:
         try:
             ours = await self._fence.pin(hello.cluster_id)
         except OSError as err:
-            raise Unavailable(f"the cluster cannot be pinned on disk: {err.strerror or err}") from err
+            raise unusable(err, fence_file.WHAT, self._fence.path) from err
         if not ours:
             text = f"this node belongs to cluster {self._fence.highest.cluster_id}, and {url} is of cluster {hello.cluster_id}"
             await self._part(channel, Goodbye("foreign_cluster", text, final=True))
-            raise _Foreign(f"{text}. To move the node, stop the agent and give it a new data directory", code="foreign_cluster")
+            raise _Foreign(
+                f"{text}. To move the node, stop its agent, remove {self._fence.path} and start it again", code="foreign_cluster"
+            )
         heartbeat_s = min(max(hello.heartbeat_s, HEARTBEAT_S_MIN), HEARTBEAT_S_MAX)
         log.info("session open", url=url, cluster=hello.cluster_id, server=hello.owner, build=hello.build)
         send, outbox = trio.open_memory_channel[FromAgent](OUTBOX_MAX)
@@ -313,7 +317,7 @@ class Sessions:
         try:
             return await self._fence.admit(token)
         except OSError as err:
-            raise Unavailable(f"the epoch cannot be stored on this node's disk: {err.strerror or err}", code="disk") from err
+            raise Unavailable(f"the epoch cannot be stored on this node's disk: {words(err)}", code="disk") from err
 
     async def _obey(self, command: Command) -> CommandResult:
         async with self._executing:
@@ -342,8 +346,8 @@ class Sessions:
                 log.warning("a command is refused", order=type(command.order).__name__, code=err.code, why=err.message)
                 result = attrs.evolve(result, outcome=Outcome.REFUSED, code=err.code, text=err.message)
             except OSError as err:
-                log.error("a command could not be carried out", order=type(command.order).__name__, error=str(err))
-                result = attrs.evolve(result, outcome=Outcome.REFUSED, code="disk", text=f"{err.filename or 'disk'}: {err.strerror or err}")
+                log.error("a command could not be carried out", order=type(command.order).__name__, error=words(err))
+                result = attrs.evolve(result, outcome=Outcome.REFUSED, code="disk", text=words(err))
             self._generation = max(self._generation, command.generation)
             self._results[command.command_id] = result
             if len(self._results) > RESULTS_MAX:
@@ -402,7 +406,7 @@ class Sessions:
         try:
             await self._machine.run_sync(lambda: self._machine.disk.write(self._planes_path, json.dumps(good).encode()))
         except OSError as err:
-            log.error("the list of control planes cannot be stored", error=str(err))
+            log.error("the list of control planes cannot be stored", file=str(self._planes_path), error=words(err))
         self._dial_exactly((*self._configured, *good))
 
     async def _read_planes(self) -> tuple[str, ...]:
@@ -410,7 +414,10 @@ class Sessions:
             data = await self._machine.run_sync(lambda: self._machine.disk.read(self._planes_path))
             urls = json.loads(data) if data else []
         except (OSError, ValueError) as err:
-            log.warning("the stored list of control planes cannot be used", error=str(err))
+            why = words(err) if isinstance(err, OSError) else "it is not JSON"
+            log.warning(
+                "the stored list of control planes cannot be used; those of [agent] are dialled", file=str(self._planes_path), error=why
+            )
             return ()
         return tuple(url for url in urls if isinstance(url, str)) if isinstance(urls, list) else ()
 

@@ -33,6 +33,7 @@ from llmgw.agent.progress import Seen
 from llmgw.agent.replica import KEY_BYTES, STATE_FILE, Replica, Site
 from llmgw.domain.errors import Conflict, Invalid, LlmgwError, NotFound
 from llmgw.domain.event import Level
+from llmgw.domain.files import words
 from llmgw.domain.ids import CPU_DEVICE, NodeId, ReplicaId
 from llmgw.domain.node import Device, FoundEngine
 from llmgw.domain.ports import Machine
@@ -46,6 +47,7 @@ CAP_S: Final = 1.0  # between looks at the sizes of logs: what an engine can wri
 STOP_ALL_MARGIN_S: Final = 15.0  # beyond the longest grace; covers KILL and the confirmation that memory is free
 ENDED_KEPT_MAX: Final = 200  # records of ended replicas; a leader forgets them long before
 _REPLICA_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # names a folder
+REPLICAS_FOLDER: Final = "replicas"  # in the data directory, a folder each
 MEMORY_FILE: Final = Path("/proc/meminfo")
 
 
@@ -115,7 +117,7 @@ class Supervisor:
             machine=machine,
             tag=self._tag,
             boot_id=place.boot_id,
-            replicas_dir=place.data_dir / "replicas",
+            replicas_dir=place.data_dir / REPLICAS_FOLDER,
             checkpoints_dir=place.checkpoints_dir,
             address=place.address,
             python=sys.executable,
@@ -446,7 +448,7 @@ class Supervisor:
                 if replica.life.attempt and replica.logs.cap(replica.life.attempt):
                     log.info("log cut", replica=replica.id, attempt=replica.life.attempt)
             except OSError as err:
-                log.warning("a log cannot be cut", replica=replica.id, error=str(err))
+                log.warning("a log cannot be cut", replica=replica.id, error=words(err))
 
     async def _leave(self, stop_engines: bool) -> None:
         """What happens to the engines when the agent ends."""
@@ -521,7 +523,8 @@ def _read_records(folder: Path, machine: Machine) -> Iterable[Record | str]:
                 continue
             record = adoption.decode(data)
         except (OSError, LlmgwError) as err:
-            yield f"{path} cannot be used, so its replica is unknown and what runs of it is ended: {err}"
+            why = words(err) if isinstance(err, OSError) else str(err)
+            yield f"{path} cannot be used, so its replica is unknown and what runs of it is ended: {why}"
             continue
         if record.order.id == entry.name:
             yield record

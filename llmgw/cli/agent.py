@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from llmgw.cli.paths import PathOption
+
 
 @click.command()
-@click.option("--config", type=click.Path(path_type=Path), default="/etc/llmgw/llmgw.toml", show_default=True, help="The settings file.")
+@click.option("--config", type=PathOption(), default="/etc/llmgw/llmgw.toml", show_default=True, help="The settings file.")
 @click.option("--stop-engines", is_flag=True, help="Stop the engines in order when the agent ends; by default they go on.")
 def agent(config: Path, stop_engines: bool) -> int:
     """Run the agent of this machine until it is told to end; engines go on."""

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from llmgw.cli.paths import PathOption
+
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), default="/etc/llmgw/llmgw.toml")
+@click.argument("file", type=PathOption(), default="/etc/llmgw/llmgw.toml")
 @click.option(
     "--role", type=click.Choice(["server", "router", "agent", "dev"]), help="Also what this role needs and what has no effect there."
 )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from llmgw.cli.paths import PathOption
+
 
 def default_data_dir() -> Path:
     """Where `dev` keeps its state between runs: `${XDG_STATE_HOME:-~/.local/state}/llmgw/dev`."""
@@ -23,14 +25,14 @@ _PORT = click.IntRange(0, 65535)
 @click.option("--admin-port", type=_PORT, help="Port of the admin API and console on 127.0.0.1 (0: a free one).  [default: 8081]")
 @click.option(
     "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=PathOption(file_okay=False),
     help="Where state is kept between runs.  [default: ~/.local/state/llmgw/dev]",
 )
 @click.option("--no-engine", is_flag=True, help="Start without the demo model.")
 @click.option(
     "--sim", "sim_nodes", type=click.IntRange(1), help="So many simulated nodes of 8 GPUs in place of this machine's agent and model."
 )
-@click.option("--config", type=click.Path(path_type=Path), help="A settings file; none is read unless given.")
+@click.option("--config", type=PathOption(), help="A settings file; none is read unless given.")
 def dev(
     port: int | None, admin_port: int | None, data_dir: Path | None, no_engine: bool, sim_nodes: int | None, config: Path | None
 ) -> int:

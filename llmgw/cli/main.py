@@ -93,7 +93,8 @@ def _run(args: Sequence[str] | None) -> int:
 
 def _failed(err: BaseException) -> int:
     """The exit code of what a command raised, after saying it: a line for each error of a group."""
-    from llmgw.domain.errors import EXIT_BROKEN, LlmgwError
+    from llmgw.domain.errors import EXIT_BROKEN, EXIT_UNAVAILABLE, LlmgwError
+    from llmgw.domain.files import machines_fault, words
 
     if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
         import traceback
@@ -104,9 +105,11 @@ def _failed(err: BaseException) -> int:
         if isinstance(one, LlmgwError):
             _say(f"llmgw: {one.message or one.code}")
             code = code or one.exit_code
+        elif isinstance(one, OSError) and one.filename is not None and machines_fault(one):  # without a name: of our output
+            _say(f"llmgw: {words(one)} ({DEBUG_VARIABLE}=1 shows where)")
+            code = code or EXIT_UNAVAILABLE
         elif isinstance(one, OSError) and one.strerror:
-            file = f"{one.filename}: " if one.filename is not None else ""
-            _say(f"llmgw: {file}{one.strerror} ({DEBUG_VARIABLE}=1 shows where)")
+            _say(f"llmgw: {words(one)} ({DEBUG_VARIABLE}=1 shows where)")
             code = EXIT_BROKEN
         else:
             reason = " ".join(str(one).split())

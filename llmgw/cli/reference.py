@@ -22,12 +22,12 @@ This page is written from the program (`python -m llmgw.cli.reference`), and a t
 | exit code | means |
 |---|---|
 | 0 | done |
-| 1 | a bug of ours, or the machine's (a full disk); `LLMGW_DEBUG=1` shows where |
+| 1 | a bug of ours (`LLMGW_DEBUG=1` shows where), or output that could not be written |
 | 2 | wrong usage of the command line |
 | 3 | invalid input: a broken file, a bad value |
 | 4 | a conflict, or no such thing |
 | 5 | denied: no token, a wrong one, or one that may not do this |
-| 6 | unavailable or overloaded: try again |
+| 6 | unavailable or overloaded, also for a full disk: try again |
 | 7 | `ctl status --check`: something needs a person |
 | 130 | ended by Ctrl-C |
 

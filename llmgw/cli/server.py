@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from llmgw.cli.paths import PathOption
+
 
 @click.command()
-@click.option("--config", type=click.Path(path_type=Path), default="/etc/llmgw/llmgw.toml", show_default=True, help="The settings file.")
+@click.option("--config", type=PathOption(), default="/etc/llmgw/llmgw.toml", show_default=True, help="The settings file.")
 def server(config: Path) -> int:
     """Run a control plane until it is told to end."""
     from llmgw.cli.files import load

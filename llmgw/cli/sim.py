@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from llmgw.cli.paths import PathOption
+
 
 @click.command()
 @click.option("--nodes", type=int, default=8, show_default=True, help="How many nodes.")
@@ -20,8 +22,8 @@ import click
 )
 @click.option("--join-s", type=click.FloatRange(0, 3600), default=0.0, show_default=True, help="Seconds over which the nodes come up.")
 @click.option("--server", default="", help="The control plane; else the file's, else http://127.0.0.1:8081.")
-@click.option("--token-file", type=click.Path(path_type=Path), help="Its agent-token; else the file's, else this machine's.")
-@click.option("--config", type=click.Path(path_type=Path), help="A settings file; none is read unless given.")
+@click.option("--token-file", type=PathOption(), help="Its agent-token; else the file's, else this machine's.")
+@click.option("--config", type=PathOption(), help="A settings file; none is read unless given.")
 def sim(
     nodes: int,
     gpus: int,

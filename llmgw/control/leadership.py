@@ -7,6 +7,7 @@ first day. What is outside of this class stays when a lease decides inside it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -16,12 +17,17 @@ import trio
 
 from llmgw.control import powers
 from llmgw.domain.errors import Conflict, Invalid, Unavailable
+from llmgw.domain.files import unusable
 from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.domain.lease import FencingToken, Power
 from llmgw.domain.plan import Action
 from llmgw.domain.ports import Machine
 
 EPOCH_FILE: Final = "epoch"
+EPOCH_DIGITS_MAX: Final = 18  # what the store's 64-bit column takes; epochs rise by one
+_WHAT: Final = "the file of the last epoch"
+# The store counts too, and is asked: only with both gone could an epoch come again.
+_REMEDY: Final = "move it away if the store is still the old one; else put a number there that is no lower than an agent's fence.json has"
 OnLead = Callable[[int], Awaitable[None]]
 log = structlog.get_logger("llmgw.leadership")
 
@@ -111,7 +117,10 @@ class Leadership:
         stored = self._stored_epoch()
         epoch = 1 + max(stored, self._met, self._epoch)
         epoch = max(epoch, await self._raise_epoch(epoch))
-        await self._machine.run_sync(lambda: self._machine.disk.write(self._file, f"{epoch}\n".encode()))
+        try:
+            await self._machine.run_sync(lambda: self._machine.disk.write(self._file, f"{epoch}\n".encode()))
+        except OSError as err:
+            raise unusable(err, _WHAT, self._file, _REMEDY) from err
         self._epoch = epoch
         for hook in self._hooks:
             await hook(epoch)
@@ -120,10 +129,14 @@ class Leadership:
         self._tell()
 
     def _stored_epoch(self) -> int:
-        raw = (self._machine.disk.read(self._file) or b"0").decode("ascii", "replace").strip()
-        if not raw.isdigit():
+        try:
+            data = self._machine.disk.read(self._file)
+        except OSError as err:
+            raise unusable(err, _WHAT, self._file, _REMEDY) from err
+        raw = b"0" if data is None else data.strip()
+        if len(raw) > EPOCH_DIGITS_MAX or re.fullmatch(rb"[0-9]+", raw) is None:
             # Starting again from 0 could send an epoch that agents have met from somebody else.
-            raise Invalid(f"{self._file} does not hold an epoch but {raw[:40]!r}; put a number at least as high as the last epoch there")
+            raise Invalid(f"{self._file} does not hold the last epoch, a whole number; {_REMEDY}", code="bad_epoch_file")
         return int(raw)
 
     def _tell(self) -> None:

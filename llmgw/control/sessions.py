@@ -119,11 +119,14 @@ class Sessions:
         """One session, from the agent's hello to its end. Never raises for what a peer does: the channel is closed with a reason."""
         try:
             with trio.move_on_after(HELLO_DEADLINE_S) as hello_scope:
-                hello = await channel.receive()
+                try:
+                    hello = await channel.receive()
+                except Invalid as err:
+                    raise Invalid(f"{channel.peer} sent {err.message}", code=err.code) from err
             if hello_scope.cancelled_caught:
                 raise Invalid(f"no AgentHello within {HELLO_DEADLINE_S:.0f} s", code="no_hello")
             if not isinstance(hello, m.AgentHello):
-                raise Invalid(f"a session begins with AgentHello, not {type(hello).__name__}", code="no_hello")
+                raise Invalid(f"{channel.peer} sent {type(hello).__name__}, and a session begins with AgentHello", code="no_hello")
             await self._admit(hello, channel)
         except ChannelClosed as err:
             log.debug("session ended", peer=channel.peer, why=str(err))
@@ -155,7 +158,7 @@ class Sessions:
         if hello.cluster_id not in ("", self._leadership.cluster_id):
             raise Conflict(
                 f"node {facts.name} belongs to cluster {hello.cluster_id}, this is {self._leadership.cluster_id}; "
-                "to move it, remove its data directory's pin and join it anew",
+                "to move it, stop its agent, remove fence.json from the agent's data directory and start it again",
                 code="foreign_cluster",
             )
         live = self._sessions.get(facts.id)
@@ -212,7 +215,10 @@ class Sessions:
         while True:
             silence_s = max(SILENT_AFTER_HEARTBEATS * self._heartbeat_s(), 1.0)
             with trio.move_on_after(silence_s) as scope:
-                message = await session.channel.receive()
+                try:
+                    message = await session.channel.receive()
+                except Invalid as err:  # a channel knows a peer's address, and not whose it is
+                    raise Invalid(f"node {session.name} sent {err.message}", code=err.code) from err
             if scope.cancelled_caught:
                 raise ChannelClosed(f"node {session.name} said nothing for {silence_s:.0f} s")
             self._take(session, message)
@@ -250,7 +256,7 @@ class Sessions:
             case m.Goodbye():
                 log.info("an agent said goodbye", node=session.name, code=message.code, text=message.text)
             case _:
-                raise Invalid(f"an agent does not send {type(message).__name__}", code="unexpected_message")
+                raise Invalid(f"node {session.name} sent {type(message).__name__}, which an agent does not send", code="unexpected_message")
 
     def _same_node(self, session: _Session, node: NodeId) -> None:
         if node != session.node:

@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from llmgw.domain.errors import LlmgwError
+from llmgw.domain.files import words
 from llmgw.domain.ports import Machine
 from llmgw.settings.load import Loaded
 
@@ -37,8 +38,9 @@ async def poll_file(
             loaded = load(machine.disk.read(path) or b"")
             apply(loaded)
         except (LlmgwError, OSError) as err:
-            log.error("the changed file was not taken; what was in force stays", file=str(path), fault=str(err))
-            refused(str(err))
+            fault = words(err) if isinstance(err, OSError) else str(err)
+            log.error("the changed file was not taken; what was in force stays", file=str(path), fault=fault)
+            refused(fault)
         else:
             log.info("the changed file is in force", file=str(path), models=len(loaded.catalog.models))
 

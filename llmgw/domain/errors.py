@@ -22,10 +22,15 @@ EXIT_UNWELL: Final = 7  # `ctl status --check` when something needs a person
 
 @attrs.frozen
 class Fault:
-    """One thing that is wrong with an input: where (a dotted path, "" for the whole) and why."""
+    """One thing that is wrong with an input: where (a dotted path, "" for the whole) and why.
+
+    `looked_at` are the paths of the keys that it compares, where that is not `path` alone: it says nothing where one of them
+    is at fault by itself.
+    """
 
     path: str
     reason: str
+    looked_at: tuple[str, ...] = attrs.field(default=(), eq=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}" if self.path else self.reason

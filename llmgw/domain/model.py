@@ -19,6 +19,8 @@ import attrs
 from llmgw.domain.errors import Fault, Invalid
 
 # `openai` is an address somebody else runs: probed and routed, never started.
+# What is filled in in the command line of engine `command`, in braces.
+PLACE_HOLDERS: Final = ("host", "port", "checkpoint", "gpus", "model", "names", "api_key_file")
 ENGINES: Final = ("xllamacpp", "command", "llama.cpp", "vllm", "sglang", "ollama", "openai")
 CPU_BY_DEFAULT: Final = frozenset({"xllamacpp", "command", "openai"})  # gpus = 0 where the profile says nothing
 MODEL_NAME_MAX: Final = 256  # bytes of UTF-8; longer ones are refused so that logs and metrics stay bounded
@@ -53,9 +55,11 @@ class ReplicaCounts:
         if self.max > REPLICAS_MAX:
             found.append(Fault(f"{path}.max", f"must be at most {REPLICAS_MAX}, not {self.max}"))
         if self.max < max(self.min, 0):
-            found.append(Fault(f"{path}.max", f"must be at least min ({self.min}), not {self.max}"))
+            reason = f"must be at least min ({self.min}), not {self.max}"
+            found.append(Fault(f"{path}.max", reason, (f"{path}.min", f"{path}.max")))
         elif not self.min <= self.count <= self.max:
-            found.append(Fault(f"{path}.count", f"must be between min and max ({self.min} to {self.max}), not {self.count}"))
+            reason = f"must be between min and max ({self.min} to {self.max}), not {self.count}"
+            found.append(Fault(f"{path}.count", reason, (f"{path}.min", f"{path}.max", f"{path}.count")))
         return found
 
 
@@ -105,8 +109,12 @@ class Profile:
 
     def faults(self, path: str) -> list[Fault]:
         found = []
+
+        def of_engine(key: str, reason: str) -> Fault:
+            return Fault(f"{path}.{key}", reason, (f"{path}.engine", f"{path}.{key}"))
+
         if not self.name:
-            found.append(Fault(f"{path}.name", "must not be empty"))
+            found.append(Fault(f"{path}.name", "must not be empty", (f"{path}.engine", f"{path}.name")))  # empty: as its engine
         if self.engine not in ENGINES:
             found.append(Fault(f"{path}.engine", f"unknown engine {self.engine!r}; known: {', '.join(ENGINES)}"))
         if self.gpus < 0:
@@ -116,17 +124,17 @@ class Profile:
         if not (math.isfinite(self.weight) and self.weight >= 0):
             found.append(Fault(f"{path}.weight", f"must be a number of 0 or more, not {self.weight}"))
         if self.engine == "command" and not self.command:
-            found.append(Fault(f"{path}.command", 'engine "command" needs its command line'))
+            found.append(of_engine("command", 'engine "command" needs its command line'))
         if self.engine != "command" and self.command:
-            found.append(Fault(f"{path}.command", f'only for engine "command", not {self.engine!r}'))
+            found.append(of_engine("command", f'only for engine "command", not {self.engine!r}'))
         if self.engine == "openai" and not self.url.startswith(("http://", "https://")):
-            found.append(Fault(f"{path}.url", 'engine "openai" needs an http:// or https:// address'))
+            found.append(of_engine("url", 'engine "openai" needs an http:// or https:// address'))
         if self.engine != "openai" and self.url:
-            found.append(Fault(f"{path}.url", f'only for engine "openai", not {self.engine!r}'))
+            found.append(of_engine("url", f'only for engine "openai", not {self.engine!r}'))
         if not self.ready_path.startswith("/"):
             found.append(Fault(f"{path}.ready_path", f"must begin with /, not {self.ready_path!r}"))
         if self.engine in ("xllamacpp", "llama.cpp", "vllm", "sglang") and not self.checkpoint:
-            found.append(Fault(f"{path}.checkpoint", f"engine {self.engine!r} needs a checkpoint"))
+            found.append(of_engine("checkpoint", f"engine {self.engine!r} needs a checkpoint"))
         return found
 
 
@@ -169,12 +177,13 @@ class ModelSpec:
             found.append(Fault(f"{path}.idle_stop_s", f"must be 0 or more, not {self.idle_stop_s}"))
         if not self.profiles:
             found.append(Fault(f"{path}.profile", "a model needs at least one profile"))
-        seen: set[str] = set()
+        seen: dict[str, str] = {}
         for index, profile in enumerate(self.profiles):
-            found += profile.faults(f"{path}.profile[{index}]")
-            if profile.name in seen:
-                found.append(Fault(f"{path}.profile[{index}].name", f"profile {profile.name!r} is named twice"))
-            seen.add(profile.name)
+            at = f"{path}.profile[{index}]"
+            found += profile.faults(at)
+            if (first := seen.setdefault(profile.name, at)) != at:
+                named = (f"{at}.name", f"{at}.engine", f"{first}.name", f"{first}.engine")  # without a name: as its engine
+                found.append(Fault(f"{at}.name", f"profile {profile.name!r} is named twice", named))
         return found + self.replicas.faults(f"{path}.replicas")
 
 

@@ -5,7 +5,9 @@ Unknown fields are skipped, so that neighbouring builds can speak. Raises `Inval
 
 from __future__ import annotations
 
+import enum
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -18,14 +20,19 @@ from cattrs.strategies import configure_tagged_union
 
 from llmgw.domain.errors import Fault, Invalid
 from llmgw.domain.plan import Action
+from llmgw.domain.words import a_kind, a_value
 from llmgw.protocol import messages as m
 
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024  # a full inventory of 1,000 replicas with log tails stays below 4 MiB
 
 
+class _Odd(ValueError):
+    """A fault in our own words."""
+
+
 def _structure_mapping(value: Any, hint: Any) -> Mapping[str, str]:
     if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
-        raise ValueError("expected a table of texts")
+        raise _Odd("expected a table of strings")
     return types.MappingProxyType(dict(value))
 
 
@@ -38,9 +45,9 @@ def _strict(kind: type) -> Any:
         if kind is float and type(value) is int:
             return float(value)
         if type(value) is not kind:
-            raise ValueError(f"expected {kind.__name__}, not {type(value).__name__}")
+            raise _Odd(f"expected {a_kind(kind)}, not {a_value(value)}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError("expected a finite number")
+            raise _Odd("expected a finite number")
         return value
 
     return structure
@@ -61,28 +68,40 @@ def make_converter() -> cattrs.Converter:
 
 _CONVERTER: Final = make_converter()
 _ENCODER: Final = msgspec.json.Encoder()
+_TYPES: Final = frozenset(kind.__name__ for kind in typing.get_args(m.Message))
+_FIRST_TYPE: Final = re.compile(rb'\s*\{\s*"type"\s*:\s*"([A-Za-z]{1,40})"')
 
 
 def encode(message: m.Message) -> bytes:
-    """One message as JSON."""
-    return _ENCODER.encode(_CONVERTER.unstructure(message, m.Message))
+    """One message as JSON. Its type comes first, so that it can be told of one that is too large to be read."""
+    raw = _CONVERTER.unstructure(message, m.Message)
+    return _ENCODER.encode({"type": raw.pop("type"), **raw})
 
 
 def decode(data: bytes) -> m.Message:
-    """One message from JSON. Raises `Invalid` with every fault and its path."""
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise Invalid(f"a message of {len(data)} bytes is over the limit of {MESSAGE_BYTES_MAX}", code="message_too_large")
+    """One message from JSON. Raises `Invalid` with every fault and its path; it names the message's type where that is known.
+
+    The error's text is what came, so that a caller who knows the sender may say "NAME sent ...".
+    """
+    if len(data) > MESSAGE_BYTES_MAX:  # how much more, nobody knows: the rest was not kept
+        kind = _FIRST_TYPE.match(data)
+        what = f"a message {kind[1].decode()}" if kind else "a message of unknown type"
+        raise Invalid(f"{what} that is over the limit of {MESSAGE_BYTES_MAX} bytes for one message", code="message_too_large")
     try:
         raw = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
-        raise Invalid(f"not JSON: {err}", code="malformed_message") from err
+        raise Invalid(f"bytes that are not JSON: {err}", code="malformed_message") from err
     if not isinstance(raw, dict) or not isinstance(raw.get("type"), str):
-        raise Invalid("not a message: an object with a type is expected", code="malformed_message")
+        raise Invalid("something that is not a message: an object with a type is expected", code="malformed_message")
+    if raw["type"] not in _TYPES:
+        raise Invalid(f"a message of type {raw['type'][:40]!r}, which this build does not know", code="unknown_message")
     try:
         return typing.cast(m.Message, _CONVERTER.structure(raw, typing.cast(Any, m.Message)))
     except (cattrs.BaseValidationError, KeyError, ValueError, TypeError, Invalid) as err:
         faults = _faults(err, raw["type"])
-        raise Invalid(f"malformed {raw['type'][:40]}: {'; '.join(map(str, faults[:5]))}", faults=faults, code="malformed_message") from err
+        raise Invalid(
+            f"a malformed {raw['type'][:40]}: {'; '.join(map(str, faults[:5]))}", faults=faults, code="malformed_message"
+        ) from err
 
 
 def structure(raw: Any, kind: type[Any]) -> Any:
@@ -105,7 +124,24 @@ def _faults(err: BaseException, path: str) -> tuple[Fault, ...]:
     if not isinstance(err, cattrs.BaseValidationError):
         return (Fault(path, str(err)),)
     found: list[Fault] = []
-    for text in cattrs.transform_error(err, path=path):
+    for text in cattrs.transform_error(err, path=path, format_exception=_in_words):
         reason, _, where = text.rpartition(" @ ")
         found.append(Fault(where, reason))
     return tuple(found)
+
+
+def _in_words(err: BaseException, kind: type | None) -> str:
+    """What one value lacks; the library's own words name Python's types and classes of ours."""
+    if isinstance(err, _Odd | Invalid):
+        return str(err)
+    if isinstance(err, KeyError):
+        return "is missing" if kind is None or not _is_union(kind) else f"is of no known type: {str(err.args[0])[:40]!r}"
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return f"must be one of {', '.join(str(member.value) for member in kind)}"
+    if isinstance(err, TypeError):
+        return "is a value of another kind than expected"
+    return "cannot be understood"
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (types.UnionType, typing.Union)

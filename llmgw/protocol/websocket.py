@@ -76,7 +76,7 @@ async def dial(url: str, token: str, tls: ssl.SSLContext | None = None) -> Async
     try:
         port = parts.port or (443 if secure else 80)
     except ValueError as err:
-        raise Invalid(f"not an address of a control plane: {url!r} ({err})") from err
+        raise Invalid(f"not an address of a control plane: {url!r} (the port must be a number from 1 to 65535)") from err
     host = parts.hostname
     peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     headers = [(b"authorization", b"Bearer " + token.encode("utf-8", "surrogateescape"))]

@@ -18,6 +18,7 @@ from typing import Final
 import trio
 
 from llmgw.domain.errors import Conflict, Invalid, Unavailable
+from llmgw.domain.files import words
 from llmgw.router.proxy import Connection
 from llmgw.router.router import Router
 from llmgw.router.sweeper import Swept, sweep_forever
@@ -26,6 +27,8 @@ from llmgw.settings.address import TcpAddress, UnixAddress, parse_listen
 BACKLOG: Final = 4096  # chosen: a burst of clients after a restart; the kernel caps it by somaxconn
 ACCEPTS_PER_TURN: Final = 64  # connections taken before those that are open get their turn
 USER_TIMEOUT_MS: Final = 120_000  # chosen: twice a mobile network's worst gap; the kernel drops a peer that is silent for longer
+BAD_CERTIFICATE: Final = "bad_certificate"
+PEM_BYTES_MAX: Final = 1024 * 1024  # chosen: a chain of certificates has a few KiB; a wrong path such as /dev/zero does not fill memory
 EMFILE_PAUSE_S: Final = 0.1  # out of descriptors: some will be closed; accepting in a busy loop would not help
 
 
@@ -124,11 +127,38 @@ def public_tls(certificate: str, key: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
+    _check_pem("certificate", certificate, b"-----BEGIN CERTIFICATE-----")
+    _check_pem("key", key, b"PRIVATE KEY-----")
     try:
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, _no_password)
     except (OSError, ValueError) as err:
-        raise Invalid(f"the certificate {certificate} and its key {key} cannot be used: {err}", param="router.tls_certificate") from err
+        if getattr(err, "reason", None) == "KEY_VALUES_MISMATCH":
+            raise Invalid(f"the key {key} is not that of the certificate {certificate}", code=BAD_CERTIFICATE) from err
+        if isinstance(err, _Encrypted):
+            raise Invalid(f"the key {key} is encrypted; write it without a password", code=BAD_CERTIFICATE) from err
+        why = words(err) if isinstance(err, ssl.SSLError) and err.reason else "one of them is damaged"
+        raise Invalid(f"the certificate {certificate} and its key {key} cannot be used: {why}", code=BAD_CERTIFICATE) from err
     return context
+
+
+def _check_pem(what: str, path: str, mark: bytes) -> None:
+    """What TLS says of a file that it cannot use names neither the file nor what is wrong with it."""
+    try:
+        with open(path, "rb") as file:
+            found = mark in file.read(PEM_BYTES_MAX)
+    except OSError as err:
+        raise Invalid(f"the {what} {path} cannot be read: {err.strerror}", code=BAD_CERTIFICATE) from err
+    if not found:
+        raise Invalid(f"the {what} {path} holds no {what} in PEM form", code=BAD_CERTIFICATE)
+
+
+def _no_password() -> str:
+    """Asked for where a key is encrypted; without this the library would ask on the terminal and wait."""
+    raise _Encrypted
+
+
+class _Encrypted(ValueError):
+    """A key that only a password opens."""
 
 
 def open_listeners(listen: str) -> list[socket.socket]:

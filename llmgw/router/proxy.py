@@ -571,9 +571,7 @@ class Connection(Waiter):
         """The target of a name. Raises NotFound, Denied (as a Problem in the family's shape)."""
         target = self.router.table.find(name)
         if target is None:
-            near = self.router.table.near(name, key)
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise NotFound(f"the model {cut(name, 100)!r} does not exist{hint}", code="model_not_found")
+            raise self.router.no_model(name, key)
         if not target.allowed(key):
             raise _NotAllowed(name)
         return target

@@ -5,6 +5,7 @@ Each value is immutable and swapped by one reference; a request takes its refere
 
 from __future__ import annotations
 
+import difflib
 import json
 import traceback
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from llmgw.domain.model import Catalog
 from llmgw.domain.policy import ApiKey, Policy
 from llmgw.domain.ports import Machine
 from llmgw.router import access_log
-from llmgw.router.families import NOT_OFFERED, ROUTES, Problem, Route, not_offered, problem_of
+from llmgw.router.families import NOT_OFFERED, ROUTES, Problem, Route, cut, not_offered, problem_of
 from llmgw.router.http1 import Head
 from llmgw.router.keys import Keyring
 from llmgw.router.limits import Parallel
@@ -39,6 +40,9 @@ _CORS_HEADERS: Final = b"authorization, content-type, x-api-key, x-request-id"
 _CORS_AGE_S: Final = b"600"
 _EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, www-authenticate"
 _HEADER_LIST_MAX: Final = 1024  # bytes of Access-Control-Request-Headers that are echoed
+NEAR_ROUTE: Final = 0.75  # difflib's ratio: /v1/modles finds /v1/models, /v1/nope nothing
+NEAR_PATH_MAX: Final = 100  # characters; the longest route has 25
+_ADMIN_PATHS: Final = ("/api/v1/", "/console/")
 READY_REASONS_MAX: Final = 20  # models named in /ready; a catalog of thousands would make it a page
 IDLE_SWEEP_S: Final = 2.0  # between looks for pooled connections that have idled too long; with 5,000 endpoints each look costs
 HARD_END_S: Final = 0.5  # between the last word to a client and the end of its connection, when the router stops
@@ -265,8 +269,14 @@ class Router:
         name = unquote_to_bytes(path.removeprefix("/v1/models/")).decode("utf-8", "replace")
         target = self.table.find(name)
         if target is None or not target.allowed(key):
-            raise NotFound(f"the model {name[:100]!r} does not exist", code="model_not_found")
+            raise self.no_model(name, key)
         return 200, [_JSON], json.dumps(self._model(target)).encode()
+
+    def no_model(self, name: str, key: ApiKey) -> NotFound:
+        """The 404 of a name that nobody knows, or not to this key; it names the nearest that the key may use."""
+        near = self.table.near(name, key)
+        hint = f"; did you mean {near!r}?" if near else ""
+        return NotFound(f"the model {cut(name, 100)!r} does not exist{hint}", code="model_not_found")
 
     def _model(self, target: Target) -> dict[str, object]:
         row: dict[str, object] = {"id": target.name, "object": "model", "created": self._started_wall_s, "owned_by": "llmgw"}
@@ -412,5 +422,18 @@ def _unknown_route(path: str) -> Problem:
     name = not_offered(path)
     if name is not None:
         return Problem(404, "not_offered", f"llmgw does not offer {name} (nor any of {', '.join(NOT_OFFERED)}), on purpose")
-    hint = f"; did you mean /v1{path}?" if f"/v1{path}" in ROUTES or path == "/models" else ""
-    return Problem(404, "unknown_route", f"llmgw has no route {path[:200]!r}{hint}")
+    if path.startswith(_ADMIN_PATHS):
+        text = "this is a router's port, which has /v1; the admin API and the console are at [server] admin_listen, by default port 8081"
+        return Problem(404, "router_port", text)
+    near = _near_route(path)
+    hint = f"; did you mean {near}?" if near else ""
+    return Problem(404, "unknown_route", f"llmgw has no route {cut(path, 200)!r}{hint}")
+
+
+def _near_route(path: str) -> str | None:
+    """The route that looks like this one: with /v1 where that was left out, else the most alike."""
+    known = (*ROUTES, "/v1/models", "/health", "/ready", "/metrics")
+    if f"/v1{path}" in known:
+        return f"/v1{path}"
+    close = difflib.get_close_matches(path[:NEAR_PATH_MAX], known, n=1, cutoff=NEAR_ROUTE)
+    return close[0] if close else None

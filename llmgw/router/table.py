@@ -9,12 +9,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Final
 
 import attrs
 
 from llmgw.domain.endpoint import Absence, AbsenceReason, Endpoint, EndpointList
 from llmgw.domain.model import Catalog
 from llmgw.domain.policy import ApiKey
+
+PART_LENGTH_MIN: Final = 3  # characters of a name that may stand for a longer one
 
 
 @attrs.frozen
@@ -68,6 +71,9 @@ class RoutingTable:
         names = [listed for listed in self.listed if self.targets[listed].allowed(key)]
         for listed in names:
             if listed.lower() == name.lower():
+                return listed
+        for listed in names:  # a part of a long name has little in common with all of it
+            if len(name) >= PART_LENGTH_MIN and (listed.startswith(name) or listed.rpartition("/")[2] == name.rpartition("/")[2]):
                 return listed
         close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.8)
         return close[0] if close else None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import difflib
 import functools
 import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, Union
 
@@ -17,6 +16,7 @@ import attrs
 
 from llmgw.domain.errors import Fault
 from llmgw.domain.setting import SettingMeta
+from llmgw.domain.words import a_kind, a_value, kinds
 from llmgw.settings.schema import NAMES, TABLE, Checked, meta_of
 
 T = TypeVar("T")
@@ -47,19 +47,6 @@ def short(text: str, limit: int = _REASON_MAX) -> str:
     return text if len(text) <= limit else f"{text[: limit - 4]} ..."
 
 
-def type_name(value: object) -> str:
-    """What a person would call this value in TOML or JSON."""
-    if value is None:
-        return "null"
-    if isinstance(value, Mapping):
-        return "table"
-    if isinstance(value, list | tuple):
-        return "list"
-    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
-        return "date or time"
-    return type(value).__name__
-
-
 @functools.cache
 def field_types(cls: type) -> Mapping[str, Any]:
     """The types of a schema class's fields, evaluated."""
@@ -78,15 +65,16 @@ def unknown_key(path: str, key: str, known: Mapping[str, Any] | tuple[str, ...],
 
 
 def read_table(cls: type[T], raw: object, path: str, faults: list[Fault], elsewhere: tuple[str, ...] = ()) -> T | None:
-    """An instance of the schema class `cls`, or None when its values are not good. Whatever is wrong is added to `faults`.
+    """An instance of the schema class `cls`, or None where `raw` is no table. Whatever is wrong is added to `faults`.
 
-    An instance may come back beside faults (of unknown keys): callers look at `faults` before they use it.
+    Beside faults an instance holds stand-ins where values are not good, so that the rest can be checked further (see `sound`):
+    callers look at `faults` before they use it.
     """
     if not isinstance(raw, Mapping):
-        faults.append(Fault(path, f"expected a table, not {type_name(raw)}"))
+        faults.append(Fault(path, f"expected a table, not {a_value(raw)}"))
         return None
+    before = len(faults)
     types_of = field_types(typing.cast(Any, cls))
-    whole = True
     given: dict[str, Any] = {}
     known = tuple(field.name for field in attrs.fields(typing.cast(Any, cls)))
     for key in raw:
@@ -97,7 +85,6 @@ def read_table(cls: type[T], raw: object, path: str, faults: list[Fault], elsewh
         if field.name not in raw:
             if field.default is attrs.NOTHING:
                 faults.append(Fault(at, "is missing"))
-                whole = False
             continue
         value = _read_value(types_of[field.name], raw[field.name], at, faults, elsewhere)
         meta = meta_of(field)
@@ -105,17 +92,35 @@ def read_table(cls: type[T], raw: object, path: str, faults: list[Fault], elsewh
             faults.append(Fault(at, short(reason)))
             value = MISSING
         if value is MISSING:
-            whole = False
             continue
         if NAMES in field.metadata:
             faults += _name_faults(field.metadata[NAMES], value, at)
         given[field.name] = value
-    if not whole:
-        return None
-    table = cls(**given)  # an unknown key alone does not keep the table from being checked further
+    table = _with_stand_ins(cls, given)
     if isinstance(table, Checked):
-        faults += table.faults(path)
+        faults += sound(table.faults(path), faults[before:])
     return table
+
+
+def sound(found: Iterable[Fault], faults: Iterable[Fault]) -> list[Fault]:
+    """Those of `found` whose keys are each without a fault of their own in `faults`: what a stand-in would say is not told."""
+    faulty = [fault.path for fault in faults]
+    return [
+        fault
+        for fault in found
+        if not any(_within(at, other) or _within(other, at) for at in fault.looked_at or (fault.path,) for other in faulty)
+    ]
+
+
+def _within(path: str, whole: str) -> bool:
+    return path == whole or path.startswith((f"{whole}.", f"{whole}["))
+
+
+def _with_stand_ins(cls: type[T], given: Mapping[str, Any]) -> T:
+    """An instance of `given`, with something harmless for each key that must be given and was not, or not well."""
+    types_of = field_types(typing.cast(Any, cls))
+    needed = [field.name for field in attrs.fields(typing.cast(Any, cls)) if field.default is attrs.NOTHING and field.name not in given]
+    return cls(**given, **{name: () if typing.get_origin(types_of[name]) is tuple else types_of[name]() for name in needed})
 
 
 def _name_faults(known: tuple[str, ...], given: Mapping[str, Any], path: str) -> list[Fault]:
@@ -139,7 +144,7 @@ def _read_value(kind: Any, raw: object, path: str, faults: list[Fault], elsewher
         return _read_union(kind, raw, path, faults, elsewhere)
     if attrs.has(kind):
         found = read_table(kind, raw, path, faults, elsewhere)
-        return MISSING if found is None else found
+        return _with_stand_ins(kind, {}) if found is None else found  # keeps the place of what follows it in a list
     if origin is tuple:
         return _read_list(typing.get_args(kind)[0], raw, path, faults, elsewhere)
     if origin is not None and issubclass(origin, Mapping):
@@ -155,15 +160,15 @@ def _read_union(kind: Any, raw: object, path: str, faults: list[Fault], elsewher
         return _read_value(tables[0], raw, path, faults, elsewhere)
     plain = next(member for member in members if member not in tables)
     if tables and (isinstance(raw, bool) or not isinstance(raw, plain)):
-        faults.append(Fault(path, f"expected {plain.__name__} or a table, not {type_name(raw)}"))
+        faults.append(Fault(path, f"expected {a_kind(plain)} or a table, not {a_value(raw)}"))
         return MISSING
     return _read_value(plain, raw, path, faults, elsewhere)
 
 
 def _read_list(kind: Any, raw: object, path: str, faults: list[Fault], elsewhere: tuple[str, ...]) -> Any:
     if not isinstance(raw, list | tuple):
-        what = "a list of tables" if attrs.has(kind) else f"a list of {kind.__name__}"
-        faults.append(Fault(path, f"expected {what}, not {type_name(raw)}"))
+        what = "a list of tables" if attrs.has(kind) else f"a list of {kinds(kind)}"
+        faults.append(Fault(path, f"expected {what}, not {a_value(raw)}"))
         return MISSING
     values = [_read_value(kind, value, f"{path}[{index}]", faults, elsewhere) for index, value in enumerate(raw)]
     return MISSING if any(value is MISSING for value in values) else tuple(values)
@@ -171,14 +176,14 @@ def _read_list(kind: Any, raw: object, path: str, faults: list[Fault], elsewhere
 
 def _read_map(kind: Any, raw: object, path: str, faults: list[Fault], elsewhere: tuple[str, ...]) -> Any:
     if not isinstance(raw, Mapping):
-        faults.append(Fault(path, f"expected a table, not {type_name(raw)}"))
+        faults.append(Fault(path, f"expected a table, not {a_value(raw)}"))
         return MISSING
     values = {key: _read_value(kind, value, join(path, str(key)), faults, elsewhere) for key, value in raw.items()}
     return MISSING if any(value is MISSING for value in values.values()) else MappingProxyType(values)
 
 
 def _read_plain(kind: Any, raw: object, path: str, faults: list[Fault]) -> Any:
-    reason = f"expected {kind.__name__}, not {type_name(raw)}"
+    reason = f"expected {a_kind(kind)}, not {a_value(raw)}"
     if kind is float and type(raw) in (int, float):
         number = _float(raw)
         if math.isfinite(number):
@@ -187,7 +192,7 @@ def _read_plain(kind: Any, raw: object, path: str, faults: list[Fault]) -> Any:
     elif kind is int and type(raw) is int:
         if raw.bit_length() <= _INT_BITS_MAX:
             return raw
-        reason = f"expected an int of at most {_INT_BITS_MAX} bits"
+        reason = "the number is too large"
     elif kind is str and isinstance(raw, str):
         if not any("\ud800" <= c <= "\udfff" for c in raw) and "\0" not in raw:
             return str(raw)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import attrs
 
 from llmgw.domain.setting import Scope, SettingMeta
+from llmgw.domain.words import kind_word, kinds
 from llmgw.settings.decode import field_types, join, number_text, range_text
 from llmgw.settings.schema import TABLE, EndpointTable, KeyTable, ModelTable, Settings, meta_of
 
@@ -103,12 +104,12 @@ def _type_text(kind: Any) -> str:
     members = [member for member in typing.get_args(kind) if member is not type(None)]
     origin = typing.get_origin(kind)
     if origin is tuple:
-        return f"list of {members[0].__name__}"
+        return f"list of {kinds(members[0])}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return "table of str"
+        return "table of strings"
     if members:
-        return " or ".join("table" if attrs.has(member) else member.__name__ for member in members)
-    return str(kind.__name__)
+        return " or ".join("table" if attrs.has(member) else kind_word(member) for member in members)
+    return kind_word(kind)
 
 
 def toml_value(value: Any) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
-import re
-import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,15 +17,15 @@ from llmgw.domain.errors import Fault, Invalid, NotFound
 from llmgw.domain.model import Catalog, ModelSpec
 from llmgw.domain.policy import ApiKey, Policy
 from llmgw.domain.setting import Scope
-from llmgw.settings import not_yet, objects
+from llmgw.settings import not_yet, objects, place_holders
 from llmgw.settings.address import TcpAddress, parse_listen
-from llmgw.settings.decode import field_types, given_paths, known_paths, read_table
+from llmgw.settings.decode import field_types, given_paths, known_paths, read_table, sound
 from llmgw.settings.schema import Settings, meta_of
+from llmgw.settings.toml_text import parse_toml
 
 DEFAULT_FILE: Final = Path("/etc/llmgw/llmgw.toml")
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024  # chosen: thousands of models fit; a wrong path such as a checkpoint does not fill memory
 OBJECT_TABLES: Final = ("model", "endpoint")  # with auth.key
-_POSITION: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
 class Role(enum.Enum):
@@ -122,11 +120,13 @@ def load_text(text: str, *, source: str, role: Role | None = None, environ: Mapp
     keys = objects.read_keys(keys_raw, "auth.key", faults, warnings)
     endpoints = objects.read_endpoints(endpoints_raw, "endpoint", faults, environ)
     if settings is not None:
-        faults += _role_faults(role, settings)
+        faults += sound(_role_faults(role, settings), faults)
     if faults or settings is None:
         raise Invalid.of(f"{source} is not valid", tuple(faults))
     given = given_paths(raw)
     warnings += _role_warnings(role, settings, catalog, keys, endpoints)
+    warnings += place_holders.warnings_of(catalog.models)
+    warnings += place_holders.warnings_of_engines(settings)
     warnings += not_yet.warnings_of(given, settings, catalog.models, keys)
     return Loaded(
         settings=settings,
@@ -139,24 +139,6 @@ def load_text(text: str, *, source: str, role: Role | None = None, environ: Mapp
         cluster_keys=tuple(path for path in given if _scope_of(path) is Scope.CLUSTER),
         sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
     )
-
-
-def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """TOML to plain data. Raises Invalid with the line and column of what is no TOML."""
-    try:
-        return tomllib.loads(text.removeprefix("\ufeff"))  # some editors begin a file with a byte order mark
-    except tomllib.TOMLDecodeError as err:
-        reason = str(err)
-        found = _POSITION.search(reason)
-        if found is None:
-            raise Invalid(f"{source} is not TOML: {reason}") from err
-        line, column = found.groups()
-        where = f"line {line}, column {column}" if line else "its end"
-        raise Invalid(f"{source} is not TOML at {where}: {reason[: found.start()]}") from err
-    except RecursionError as err:
-        raise Invalid(f"{source} is nested too deeply") from err
-    except ValueError as err:  # an int of more digits than Python converts
-        raise Invalid(f"{source} is not TOML: {err}") from err
 
 
 def _split(raw: dict[str, Any]) -> tuple[dict[str, Any], Any, Any, Any]:

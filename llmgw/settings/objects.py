@@ -18,8 +18,9 @@ from llmgw.domain.errors import Fault, Invalid
 from llmgw.domain.ids import EndpointId
 from llmgw.domain.model import CPU_BY_DEFAULT, Catalog, ModelKind, ModelSpec, Profile, ReplicaCounts
 from llmgw.domain.policy import ApiKey
+from llmgw.domain.words import a_value
 from llmgw.settings import secrets
-from llmgw.settings.decode import read_table, type_name
+from llmgw.settings.decode import read_table, sound
 from llmgw.settings.schema import EndpointTable, KeyTable, ModelTable, ProfileTable, ReplicasTable, names_fault
 
 _RFC3339: Final = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)?\Z", re.ASCII)
@@ -38,7 +39,10 @@ def model_from_table(raw: object, path: str = "model") -> ModelSpec:
 
 
 def read_model(raw: object, path: str, faults: list[Fault]) -> ModelSpec | None:
-    """As `model_from_table`, with the faults added to `faults` and None when there are any."""
+    """As `model_from_table`, with the faults added to `faults` and None when there are any.
+
+    What a model's keys say together is checked of those that are sound by themselves.
+    """
     before = len(faults)
     table = read_table(ModelTable, raw, path, faults, elsewhere=_MODEL_KEYS_ELSEWHERE)
     if table is None:
@@ -52,9 +56,10 @@ def read_model(raw: object, path: str, faults: list[Fault]) -> ModelSpec | None:
         replicas=_counts(table.replicas),
         idle_stop_s=table.idle_stop_s,
     )
-    faults += spec.faults(path)
+    found = spec.faults(path)
     if (repeated := _repeated(spec.names)) is not None:
-        faults.append(Fault(f"{path}.aliases", f"the name {repeated!r} is there twice"))
+        found.append(Fault(f"{path}.aliases", f"the name {repeated!r} is there twice", (f"{path}.name", f"{path}.aliases")))
+    faults += sound(found, faults[before:])
     return spec if len(faults) == before else None
 
 
@@ -172,27 +177,34 @@ def read_keys(raw: object, path: str, faults: list[Fault], warnings: list[str]) 
     hashes: dict[str, int] = {}
     for index, table in enumerate(_tables(raw, path, faults)):
         at = f"{path}[{index}]"
+        before = len(faults)
         key = _read_key(table, at, faults, warnings)
+        whole = len(faults) == before
         for name in _names_in(table, "name"):
             if names.setdefault(name, index) != index:
                 faults.append(Fault(f"{at}.name", f"the name {name!r} is already used by {path}[{names[name]}]"))
         if key is None:
             continue
-        if hashes.setdefault(key.sha256, index) != index:
+        if key.sha256 and hashes.setdefault(key.sha256, index) != index:
             faults.append(Fault(at, f"the same key as {path}[{hashes[key.sha256]}]"))
-        found.append(key)
+        if whole:
+            found.append(key)
     return tuple(found)
 
 
 def _read_key(raw: object, path: str, faults: list[Fault], warnings: list[str]) -> ApiKey | None:
+    """The key of a table, None where it is no table. Beside faults it is good for nothing but its hash, "" where that is not sound."""
     before = len(faults)
     if isinstance(raw, Mapping) and isinstance(raw.get("expires"), datetime.datetime):
         raw = {**raw, "expires": raw["expires"].isoformat()}  # TOML has times of its own; they are taken as well
     table = read_table(KeyTable, raw, path, faults)
     if table is None:
         return None
+    together: list[Fault] = []
     if bool(table.sha256) == bool(table.key):
-        faults.append(Fault(path, "needs sha256 or key, not both" if table.key else "needs sha256 (or key)"))
+        reason = "needs sha256 or key, not both" if table.key else "needs sha256 (or key)"
+        together.append(Fault(path, reason, (f"{path}.sha256", f"{path}.key")))
+    faults += sound(together, faults[before:])
     if any(not "!" <= c <= "~" for c in table.key):
         faults.append(Fault(f"{path}.key", "a key has printable ASCII characters only, and no spaces: no header could carry another"))
     expires_wall_s = None
@@ -201,15 +213,13 @@ def _read_key(raw: object, path: str, faults: list[Fault], warnings: list[str]) 
             expires_wall_s = parse_time(table.expires)
         except ValueError as err:
             faults.append(Fault(f"{path}.expires", str(err)))
-    if len(faults) > before:
-        return None
-    if table.key:
+    if table.key and len(faults) == before:
         warnings.append(
             f'{path}.key: the key of {table.name!r} stands in the file as text; put its hash there: sha256 = "{hash_key(table.key)}"'
         )
     return ApiKey(
         name=table.name,
-        sha256=table.sha256.lower() or hash_key(table.key),
+        sha256=table.sha256.lower() or (hash_key(table.key) if table.key else ""),
         models=table.models,
         max_parallel=table.max_parallel,
         requests_per_minute=table.requests_per_minute,
@@ -244,50 +254,66 @@ def parse_time(text: str) -> float:
 def read_endpoints(raw: object, path: str, faults: list[Fault], environ: Mapping[str, str]) -> tuple[Endpoint, ...]:
     """The `[[endpoint]]` tables as values. Ids are used once, and an alias means one model wherever it stands."""
     found: list[Endpoint] = []
+    drafts: list[tuple[str, EndpointTable]] = []
     ids: dict[str, int] = {}
     for index, table in enumerate(_tables(raw, path, faults)):
         at = f"{path}[{index}]"
-        endpoint = _read_endpoint(table, at, faults, environ)
+        before = len(faults)
+        draft = read_table(EndpointTable, table, at, faults)
+        if draft is not None:
+            if not any(fault.path.startswith((f"{at}.models", f"{at}.aliases")) for fault in faults[before:]):
+                drafts.append((at, draft))
+            faults += sound(_names_faults(draft, at), faults[before:])
+            key = _endpoint_key(draft, at, faults, environ)
+            if len(faults) == before:
+                found.append(_endpoint(draft, key))
         for known in _names_in(table, "id"):
             if ids.setdefault(known, index) != index:
                 faults.append(Fault(f"{at}.id", f"the id {known!r} is already used by {path}[{ids[known]}]"))
-        if endpoint is not None:
-            found.append(endpoint)
-    _alias_faults(found, path, faults)
+    _alias_faults(drafts, path, faults)
     return tuple(found)
 
 
-def _read_endpoint(raw: object, path: str, faults: list[Fault], environ: Mapping[str, str]) -> Endpoint | None:
-    before = len(faults)
-    table = read_table(EndpointTable, raw, path, faults)
-    if table is None:
-        return None
+def _names_faults(table: EndpointTable, path: str) -> list[Fault]:
+    """What an endpoint's names say of each other and cannot mean."""
+    models, aliases = f"{path}.models", f"{path}.aliases"
     served = {*table.models, *table.aliases}
+    found = []
     if (reason := names_fault(tuple(table.aliases))) is not None:
-        faults.append(Fault(f"{path}.aliases", reason))
+        found.append(Fault(aliases, reason))
     for alias, model in table.aliases.items():
         if model not in table.models:
-            faults.append(Fault(f"{path}.aliases", f"{alias!r} stands for {model!r}, which is not among models"))
+            found.append(Fault(aliases, f"{alias!r} stands for {model!r}, which is not among models", (aliases, models)))
         if alias in table.models:
-            faults.append(Fault(f"{path}.aliases", f"{alias!r} is the name of a model here"))
+            found.append(Fault(aliases, f"{alias!r} is the name of a model here", (aliases, models)))
     for name, theirs in table.names.items():
+        at = f"{path}.names"
         if name not in served:
-            faults.append(Fault(f"{path}.names", f"{name!r} is neither among models nor among aliases"))
+            found.append(Fault(at, f"{name!r} is neither among models nor among aliases", (at, aliases, models)))
         if not theirs:
-            faults.append(Fault(f"{path}.names", f"what the engine calls {name!r} must not be empty"))
+            found.append(Fault(at, f"what the engine calls {name!r} must not be empty"))
     for name in table.unlisted:
+        at = f"{path}.unlisted"
         if name not in served:
-            faults.append(Fault(f"{path}.unlisted", f"{name!r} is neither among models nor among aliases"))
-    key = ""
-    if table.api_key_env:
-        try:
-            key = secrets.read_environment(table.api_key_env, f"{path}.api_key_env", environ)
-        except Invalid as err:
-            faults.append(Fault(f"{path}.api_key_env", err.message.removeprefix(f"{path}.api_key_env: ")))
-        if any(not " " <= c <= "~" for c in key):
-            faults.append(Fault(f"{path}.api_key_env", f"the value of {table.api_key_env} holds characters that no HTTP header may carry"))
-    if len(faults) > before:
-        return None
+            found.append(Fault(at, f"{name!r} is neither among models nor among aliases", (at, aliases, models)))
+    return found
+
+
+def _endpoint_key(table: EndpointTable, path: str, faults: list[Fault], environ: Mapping[str, str]) -> str:
+    """What the router presents to the engine, "" for nothing and beside a fault."""
+    if not table.api_key_env:
+        return ""
+    try:
+        key = secrets.read_environment(table.api_key_env, f"{path}.api_key_env", environ)
+    except Invalid as err:
+        faults.append(Fault(f"{path}.api_key_env", err.message.removeprefix(f"{path}.api_key_env: ")))
+        return ""
+    if any(not " " <= c <= "~" for c in key):
+        faults.append(Fault(f"{path}.api_key_env", f"the value of {table.api_key_env} holds characters that no HTTP header may carry"))
+    return key
+
+
+def _endpoint(table: EndpointTable, key: str) -> Endpoint:
     return Endpoint(
         id=EndpointId(table.id),
         url=table.url.rstrip("/"),
@@ -304,17 +330,22 @@ def _read_endpoint(raw: object, path: str, faults: list[Fault], environ: Mapping
     )
 
 
-def _alias_faults(endpoints: list[Endpoint], path: str, faults: list[Fault]) -> None:
-    """A client's name means one thing: a right to a model covers its aliases, so an alias of two models would leak one."""
-    models = {model: endpoint.id for endpoint in reversed(endpoints) for model in endpoint.models}
+def _alias_faults(tables: list[tuple[str, EndpointTable]], path: str, faults: list[Fault]) -> None:
+    """A client's name means one thing: a right to a model covers its aliases, so an alias of two models would leak one.
+
+    `tables` are those whose models and aliases are sound, each with its path.
+    """
+    models = {model: at for at, table in reversed(tables) for model in table.models}
+    called = {at: table.id or at for at, table in tables}
     means: dict[str, tuple[str, str]] = {}
-    for endpoint in endpoints:
-        for alias, model in endpoint.aliases.items():
-            first, where = means.setdefault(alias, (model, endpoint.id))
+    for at, table in tables:
+        for alias, model in table.aliases.items():
+            first, where = means.setdefault(alias, (model, at))
             if first != model:
-                faults.append(Fault(path, f"the alias {alias!r} stands for {first!r} at {where!r} and for {model!r} at {endpoint.id!r}"))
-            if alias in models and models[alias] != endpoint.id:
-                faults.append(Fault(path, f"{alias!r} is an alias at {endpoint.id!r} and a model at {models[alias]!r}"))
+                text = f"the alias {alias!r} stands for {first!r} at {called[where]!r} and for {model!r} at {called[at]!r}"
+                faults.append(Fault(path, text))
+            if alias in models and models[alias] != at:
+                faults.append(Fault(path, f"{alias!r} is an alias at {called[at]!r} and a model at {called[models[alias]]!r}"))
 
 
 def _tables(raw: object, path: str, faults: list[Fault]) -> list[object]:
@@ -322,7 +353,7 @@ def _tables(raw: object, path: str, faults: list[Fault]) -> list[object]:
         return []
     if not isinstance(raw, list):
         hint = f"; write [[{path}]]" if isinstance(raw, Mapping) else ""
-        faults.append(Fault(path, f"expected a list of tables, not {type_name(raw)}{hint}"))
+        faults.append(Fault(path, f"expected a list of tables, not {a_value(raw)}{hint}"))
         return []
     return raw
 

@@ -18,7 +18,7 @@ import attrs
 
 from llmgw.domain.errors import Fault
 from llmgw.domain.event import Level
-from llmgw.domain.model import ENGINES, ModelKind
+from llmgw.domain.model import ENGINES, PLACE_HOLDERS, ModelKind
 from llmgw.domain.policy import RouteSettings
 from llmgw.domain.setting import META, Applies, Scope, SettingMeta, setting
 from llmgw.settings import address as addresses
@@ -41,7 +41,11 @@ FILE_MODE_PATH: Final = "llmgw.db"
 
 @runtime_checkable
 class Checked(Protocol):
-    """A table whose keys are checked together once each is fine by itself."""
+    """A table whose keys are checked together.
+
+    Asked also where some keys are at fault by themselves, with defaults in their place: a fault names what it `looked_at`,
+    and is dropped where one of those is at fault.
+    """
 
     def faults(self, path: str) -> list[Fault]: ...
 
@@ -49,7 +53,8 @@ class Checked(Protocol):
 def _pair_faults(certificate: str, key: str, certificate_path: str, key_path: str) -> list[Fault]:
     if bool(certificate) == bool(key):
         return []
-    return [Fault(key_path if certificate else certificate_path, "a certificate and its key come together; this one is missing")]
+    where = key_path if certificate else certificate_path
+    return [Fault(where, "a certificate and its key come together; this one is missing", (certificate_path, key_path))]
 
 
 def _table(cls: type, help: str) -> Any:
@@ -300,9 +305,11 @@ class LeaseSettings:
     def faults(self, path: str) -> list[Fault]:
         found = []
         if 3 * self.renew_s > self.ttl_s:  # a renewal may fail twice and the third still comes in time (control.md 2.1)
-            found.append(Fault(f"{path}.renew_s", f"must be at most a third of ttl_s ({self.ttl_s:g} s), not {self.renew_s:g}"))
+            reason = f"must be at most a third of ttl_s ({self.ttl_s:g} s), not {self.renew_s:g}"
+            found.append(Fault(f"{path}.renew_s", reason, (f"{path}.renew_s", f"{path}.ttl_s")))
         if self.poll_s > self.ttl_s:
-            found.append(Fault(f"{path}.poll_s", f"must be at most ttl_s ({self.ttl_s:g} s), not {self.poll_s:g}"))
+            reason = f"must be at most ttl_s ({self.ttl_s:g} s), not {self.poll_s:g}"
+            found.append(Fault(f"{path}.poll_s", reason, (f"{path}.poll_s", f"{path}.ttl_s")))
         return found
 
 
@@ -365,7 +372,7 @@ class ReconcileSettings:
         if self.node_lost_after_s >= least_s:
             return []
         reason = f"must be at least three times heartbeat_s ({least_s:g} s), not {self.node_lost_after_s:g}"
-        return [Fault(f"{path}.node_lost_after_s", reason)]
+        return [Fault(f"{path}.node_lost_after_s", reason, (f"{path}.node_lost_after_s", f"{path}.heartbeat_s"))]
 
 
 @attrs.frozen
@@ -424,13 +431,14 @@ class GuardRule:
     keys: tuple[str, ...] = setting(("*",), help='For clients with these keys; "*": all.', scope=_C, applies=_LIVE)
 
     def faults(self, path: str) -> list[Fault]:
+        found = []
         if not self.match and not self.words:
-            return [Fault(path, "needs match or words")]
+            found.append(Fault(path, "needs match or words", (f"{path}.match", f"{path}.words")))
         if any(not word for word in self.words):
-            return [Fault(f"{path}.words", "an empty word is found everywhere")]
+            found.append(Fault(f"{path}.words", "an empty word is found everywhere"))
         if self.match and re.compile(self.match).search(""):
-            return [Fault(f"{path}.match", "matches the empty text, and so everything")]
-        return []
+            found.append(Fault(f"{path}.match", "matches the empty text, and so everything"))
+        return found
 
 
 @attrs.frozen
@@ -443,12 +451,13 @@ class GuardSettings:
     rule: tuple[GuardRule, ...] = _tables("Rules on what prompts and completions hold.")
 
     def faults(self, path: str) -> list[Fault]:
-        names = [rule.name for rule in self.rule]
-        return [
-            Fault(f"{path}.rule[{index}].name", f"the rule {name!r} is there twice")
-            for index, name in enumerate(names)
-            if name in names[:index]
-        ]
+        found = []
+        seen: dict[str, str] = {}
+        for index, rule in enumerate(self.rule):
+            at = f"{path}.rule[{index}].name"
+            if (first := seen.setdefault(rule.name, at)) != at:
+                found.append(Fault(at, f"the rule {rule.name!r} is there twice", (at, first)))
+        return found
 
 
 @attrs.frozen
@@ -546,7 +555,8 @@ class Settings:
     def faults(self, path: str) -> list[Fault]:
         listen, admin = self.router.listen, self.server.admin_listen
         if self.router.embedded and listen == admin and not listen.endswith(":0"):
-            return [Fault("router.listen", f"the same address as server.admin_listen ({admin})")]
+            looked_at = ("router.listen", "server.admin_listen", "router.embedded")
+            return [Fault("router.listen", f"the same address as server.admin_listen ({admin})", looked_at)]
         return []
 
     @property
@@ -624,7 +634,7 @@ class ProfileTable:
     priority: int = setting(0, help="Lower is preferred.", scope=_O, applies=_LIVE, low=-1000, high=1000)
     weight: float = setting(1.0, help="Of a replica, in routing.", scope=_O, applies=_LIVE, low=0, high=1_000_000)
     command: tuple[str, ...] = setting(
-        (), help='For engine "command": its command line, with {host} {port} {checkpoint} {gpus} {model} {names} {api_key_file}.', scope=_O,
+        (), help=f'For engine "command": its command line, with {" ".join(f"{{{name}}}" for name in PLACE_HOLDERS)}.', scope=_O,
         applies=_LIVE, check=_command_fault, example=("/opt/x", "--port", "{port}"),
     )  # fmt: skip
     ready_path: str = setting("/health", help='For engine "command": answers 200 when it is up.', scope=_O, applies=_LIVE)

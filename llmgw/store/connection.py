@@ -17,6 +17,7 @@ import apsw
 import trio
 
 from llmgw.domain.errors import Broken, Invalid, StaleEpoch, Unavailable
+from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.store import migrations
 from llmgw.store.filesystem import network_file_system
 from llmgw.store.rows import row
@@ -29,7 +30,7 @@ SQLITE_MIN: Final = (3, 51, 3)  # the first with the WAL-reset fix that several 
 BUSY_TIMEOUT_MS: Final = 5_000  # how long a write waits for another process's; a write takes about 1 ms
 READERS: Final = 3  # chosen: status, events and a page of models at once; more would only wait for the two cores
 RETRY_AFTER_S: Final = 5.0  # a full disk or a busy file is looked at again by whoever asks, not in a tight loop
-STORAGE_UNAVAILABLE: Final = "storage_unavailable"
+SIDE_FILES: Final = ("wal", "shm", "journal")  # SQLite's, beside the file
 FILE_MODE: Final = 0o600  # models may carry secrets in their environment; -wal and -shm take the same mode
 
 
@@ -245,9 +246,10 @@ def _open(path: str) -> _Connections:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise Unavailable(f"storage unavailable: the store's folder {folder} does not exist", code=STORAGE_UNAVAILABLE)
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for without end
-        what = "a folder" if os.path.isdir(path) else "a device or a pipe"
-        raise Invalid(f"the store's path {path} is {what}; the path of a file is expected", code="not_a_file")
+    for file in (path, *(f"{path}-{side}" for side in SIDE_FILES)):
+        if os.path.exists(file) and not os.path.isfile(file):  # a pipe would be waited for without end
+            what = "a folder" if os.path.isdir(file) else "a device or a pipe"
+            raise Invalid(f"the store's path {file} is {what}; the path of a file is expected", code="not_a_file")
     if (kind := network_file_system(folder)) is not None:
         raise Invalid(
             f"the store {path} would be on a network file system ({kind}), where SQLite's locks and shared memory do not hold;"
@@ -267,10 +269,12 @@ def _open(path: str) -> _Connections:
                 opened[-1].pragma("query_only", 1)
                 migrations.version(opened[-1])
             return _Connections(opened[0], tuple(opened[1:]), path)
-    except BaseException:
+    except BaseException as err:
         for connection in opened:
             with contextlib.suppress(apsw.Error):
                 connection.close()
+        if isinstance(err.__cause__, apsw.NotADBError):  # of the file that a person named, and not of the machine
+            raise Invalid(f"{path} is not a database of llmgw, or is encrypted or damaged; move it away", code="not_our_database") from err
         raise
 
 

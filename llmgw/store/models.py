@@ -13,10 +13,11 @@ import apsw
 import attrs
 
 from llmgw.domain.errors import Conflict, Invalid, NotFound, Unavailable
+from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.domain.model import ModelSpec
 from llmgw.protocol.codec import structure, unstructure
 from llmgw.store import audit, meta
-from llmgw.store.connection import STORAGE_UNAVAILABLE, Store
+from llmgw.store.connection import Store
 from llmgw.store.idempotency import recall, remember
 from llmgw.store.rows import rows
 

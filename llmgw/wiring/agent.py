@@ -17,6 +17,7 @@ from llmgw.agent.agent import AgentPlan
 from llmgw.agent.agent import run_agent as run
 from llmgw.agent.session import Dial
 from llmgw.domain.errors import EXIT_OK, Invalid, Unavailable
+from llmgw.domain.files import unusable, words
 from llmgw.domain.ports import Machine
 from llmgw.protocol.channel import Channel
 from llmgw.protocol.websocket import dial
@@ -32,6 +33,8 @@ from llmgw.wiring.signals import wait_for_stop
 from llmgw.wiring.tokens import parse_token
 
 AGENT_TOKEN_FILE: Final = "agent-token"  # as `wiring.server` writes it
+WHOSE: Final = "the agents' token"
+COPY_IT: Final = "copy the control plane's agent-token there"
 CHECKPOINTS_FOLDER: Final = "checkpoints"  # below data_dir where `checkpoints_dir` is empty
 log = structlog.get_logger("llmgw.agent")
 
@@ -137,14 +140,14 @@ def _trusting(ca: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as err:
-        raise Invalid(f"tls.ca: {ca} cannot be used: {err}", param="tls.ca") from err
+        raise Invalid(f"tls.ca: {ca} cannot be used: {words(err)}", param="tls.ca") from err
 
 
 def _read_token(machine: Machine, path: Path) -> str:
     try:
         data = machine.disk.read(path)
     except OSError as err:
-        raise Unavailable(f"the token file {path} cannot be read: {err.strerror}", code="token_missing") from err
+        raise unusable(err, f"the file of {WHOSE}", path, f"move it away and {COPY_IT}") from err
     if data is None:
-        raise Unavailable(f"the token file {path} is missing: copy the control plane's agent-token there", code="token_missing")
-    return parse_token(data, path)
+        raise Unavailable(f"{path}, the file of {WHOSE}, is missing: {COPY_IT}", code="token_missing")
+    return parse_token(data, path, WHOSE, COPY_IT)

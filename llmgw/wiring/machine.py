@@ -39,6 +39,13 @@ class RealDisk:
 
     def write(self, path: Path, data: bytes) -> None:
         """Temporary name beside `path` (0600), fsync, rename, fsync of the folder. Raises OSError; `path` is then as it was."""
+        try:
+            self._write(path, data)
+        except OSError as err:
+            err.filename, err.filename2 = str(path), None  # a full disk names no file, a rename the temporary one
+            raise
+
+    def _write(self, path: Path, data: bytes) -> None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_MODE)
         try:

@@ -156,9 +156,9 @@ async def run_control_plane(
             size_of=_size_of,
             secret=lambda name: os.environ.get(name, ""),
         )
-        admin_token = ensure_token(machine, data_dir / ADMIN_TOKEN_FILE)
+        admin_token = ensure_token(machine, data_dir / ADMIN_TOKEN_FILE, "the admin token")
         agent_token_file = path.with_name(AGENT_TOKEN_FILE) if store_path is not None else data_dir / AGENT_TOKEN_FILE
-        agent_token = ensure_token(machine, agent_token_file)
+        agent_token = ensure_token(machine, agent_token_file, "the agents' token")
         if agent_token == admin_token:
             raise Invalid(
                 f"{agent_token_file} holds the admin token; agents must have one of their own: remove the file to have it made anew"

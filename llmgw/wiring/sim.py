@@ -9,6 +9,7 @@ import structlog
 import trio
 
 from llmgw.domain.errors import EXIT_OK, Invalid
+from llmgw.settings.address import url_fault
 from llmgw.settings.load import Loaded
 from llmgw.sim.fleet import FleetPlan, run_fleet
 from llmgw.wiring.agent import default_token_file, dialler
@@ -25,6 +26,8 @@ log = structlog.get_logger("llmgw.sim")
 def sim_main(loaded: Loaded, plan: FleetPlan, *, server: str = "", token_file: Path | None = None) -> int:
     """Runs until it is told to end. `server` and `token_file` come before what the file says. Raises LlmgwError."""
     plan.check()
+    if server and (reason := url_fault(server)) is not None:
+        raise Invalid(f"--server: {reason}", param="server")
     configure_logs(loaded.settings.log)
     agent = loaded.settings.agent
     control_planes = (server,) if server else agent.control_planes or (LOCAL,)

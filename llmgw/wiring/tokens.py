@@ -10,15 +10,21 @@ from typing import Final
 import structlog
 
 from llmgw.domain.errors import Invalid
+from llmgw.domain.files import unusable
 from llmgw.domain.ports import Machine
 
 TOKEN_BYTES: Final = 32  # 256 bits (operations.md 4)
 TOKEN_LENGTH_MIN: Final = 16  # shorter ones, put there by hand, are refused
+REMOVE_IT: Final = "remove it, and a new one is made at the next start"
+BAD_TOKEN_FILE: Final = "bad_token_file"
 log = structlog.get_logger("llmgw.tokens")
 
 
-def ensure_token(machine: Machine, path: Path) -> str:
-    """The token in this file, made when there is none. Raises Invalid for one that is unusable, naming the file."""
+def ensure_token(machine: Machine, path: Path, whose: str) -> str:
+    """The token in this file, made when there is none. `whose` says what it is for: "the admin token".
+
+    Raises Invalid for one that is unusable and Unavailable for a full disk, naming the file.
+    """
     try:
         data = machine.disk.read(path)
         if data is None:
@@ -29,13 +35,18 @@ def ensure_token(machine: Machine, path: Path) -> str:
             log.warning("a token file can be read by others; its mode is set to 0600", file=str(path))
             os.chmod(path, 0o600)
     except OSError as err:
-        raise Invalid(f"the token file {path} cannot be used: {err.strerror}") from err
-    return parse_token(data, path)
+        raise unusable(err, f"the file of {whose}", path, REMOVE_IT) from err
+    return parse_token(data, path, whose, REMOVE_IT)
 
 
-def parse_token(data: bytes, path: Path) -> str:
-    """The token that a file's bytes hold. Raises Invalid."""
+def parse_token(data: bytes, path: Path, whose: str, remedy: str) -> str:
+    """The token that a file's bytes hold. Raises Invalid, which says `remedy`."""
+    if not data.strip():
+        raise Invalid(f"{path} is the file of {whose} and is empty; {remedy}", code=BAD_TOKEN_FILE)
     token = data.decode("ascii", "replace").strip()
     if len(token) < TOKEN_LENGTH_MIN or not token.isprintable() or " " in token or "\ufffd" in token:
-        raise Invalid(f"the token file {path} does not hold a token (one line of at least {TOKEN_LENGTH_MIN} characters)")
+        raise Invalid(
+            f"{path} is the file of {whose} and does not hold one (a line of at least {TOKEN_LENGTH_MIN} characters); {remedy}",
+            code=BAD_TOKEN_FILE,
+        )
     return token

@@ -144,10 +144,13 @@ async def test_an_oversized_message_is_told_so_and_kept_nowhere(admin):
     async with dial(url(admin), AGENT) as channel:
         await greet(channel)
         with trio.fail_after(DEADLINE_S):
-            await channel._connection.send_message(b"x" * (MESSAGE_BYTES_MAX + 1000))
+            await channel._connection.send_message(encode(Heartbeat(facts("x" * MESSAGE_BYTES_MAX))))
             goodbye = await channel.receive()
             assert isinstance(goodbye, Goodbye)
-            assert "limit" in goodbye.text
+            assert goodbye.code == "message_too_large"
+            assert (
+                goodbye.text == f"node gpu-1 sent a message Heartbeat that is over the limit of {MESSAGE_BYTES_MAX} bytes for one message"
+            )
             with pytest.raises(ChannelClosed):
                 await channel.receive()
     await until(lambda: not admin.controller.sessions.connected())

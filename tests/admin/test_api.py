@@ -157,6 +157,16 @@ async def test_an_engine_is_chosen_and_let_go(admin):
     assert (await admin.call("POST", "/api/v1/models/m1/engine", {"profile": None}, OPERATOR)).json["profile"] == "a"
 
 
+async def test_a_client_of_v1_is_told_that_this_is_not_its_port(admin):
+    told = await admin.call("POST", "/v1/chat/completions", {})
+    assert (told.status, told.json["error"]["code"]) == (404, "not_found")
+    assert (
+        told.json["error"]["message"]
+        == "there is nothing at /v1/chat/completions: /v1 is at the router's port, [router] listen, by default 8080"
+    )
+    assert (await admin.call("GET", "/v2")).json["error"]["message"] == "there is nothing at /v2"
+
+
 async def test_models_of_a_file_are_shown_and_cannot_be_changed_here(tmp_path):
     spec = ModelSpec("m1", (Profile("p", "command", command=("x",)),))
     async with running_admin(tmp_path, objects=Objects(Catalog((spec,))), file="/etc/llmgw/llmgw.toml") as admin:

@@ -13,11 +13,12 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from llmgw.agent.fence import FILE, Fence, Rule
 from llmgw.agent.session import PLANES_FILE, RECONNECT_S_MAX, Sessions
 from llmgw.domain import lease
-from llmgw.domain.errors import Broken, Conflict, NotFound, Unavailable
+from llmgw.domain.errors import Conflict, Invalid, NotFound, Unavailable
 from llmgw.domain.ids import ClusterId, CommandId, NodeId, OwnerId, ReplicaId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.node import Device, NodeFacts
@@ -280,7 +281,7 @@ async def test_a_token_file_that_is_broken_keeps_the_agent_from_starting() -> No
     machine = SimMachine(1)
     for data in (b"", b"{", b"[]", b'{"epoch": "x"}'):
         machine.disk.files[FOLDER / FILE] = data
-        with pytest.raises(Broken, match=FILE):
+        with pytest.raises(Invalid, match=rf"{FILE} cannot be understood, .*; if this node is to join anew, move it away"):
             await Fence(machine, FOLDER).load()
 
 
@@ -300,13 +301,16 @@ async def test_a_control_plane_of_another_cluster_gets_a_goodbye_and_is_tried_ag
     async with running(world):
         end = await world.arrival()
         await end.receive()
-        await end.send(ServerHello(ClusterId("cluster-2"), OwnerId("x"), "0.1.0"))
-        goodbye = await end.receive()
+        with capture_logs() as logged:
+            await end.send(ServerHello(ClusterId("cluster-2"), OwnerId("x"), "0.1.0"))
+            goodbye = await end.receive()
+            again = await world.arrival()
         assert isinstance(goodbye, Goodbye)
         assert goodbye.code == "foreign_cluster"
         assert CLUSTER in goodbye.text
-        again = await world.arrival()
         assert isinstance(await again.receive(), AgentHello)
+        (why,) = [line["why"] for line in logged if line["event"] == "no session with this control plane"]
+        assert f"To move the node, stop its agent, remove {FOLDER / FILE} and start it again" in why
 
 
 async def test_a_known_command_is_answered_with_its_stored_result_and_not_carried_out_again(autojump_clock: object) -> None:

@@ -40,6 +40,7 @@ class FakeApi:
         self.requests: list[Request] = []
         self.answers: dict[str, list[Says | Callable[[Request], Says]]] = {}
         self.url = ""
+        self.unauthenticated = error(401, "this token is not known", "unauthenticated")
 
     def on(self, what: str, *answers: Any) -> None:
         self.answers[what] = [answer if isinstance(answer, Says) or callable(answer) else Says(answer) for answer in answers]
@@ -47,7 +48,7 @@ class FakeApi:
     def answer(self, request: Request) -> Says:
         self.requests.append(request)
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
-            return error(401, "this token is not known", "unauthenticated")
+            return self.unauthenticated
         found = self.answers.get(f"{request.method} {request.path}") or self.answers.get(
             f"{request.method} {request.path.partition('?')[0]}"
         )

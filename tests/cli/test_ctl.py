@@ -107,6 +107,8 @@ def test_output_is_json_or_toml_where_it_is_asked_for_before_or_after_the_noun(c
         (Says(status=302, headers={"Location": "http://elsewhere/"}), 3, "redirect"),
         (Says({"error": {"message": "bad", "code": 7, "faults": [{"path": "a.b", "reason": "no"}]}}, 400), 3, "  a.b: no"),
         (Says({"error": "text"}, 418), 3, "answered 418"),
+        (Says(raw=b"not here", status=404), 4, "answered 404 without saying why: is this the admin API's address?"),
+        (error(404, "this is a router's port", "router_port"), 3, "is a router's port and no admin API: "),
     ],
 )
 def test_an_error_of_the_api_is_one_sentence_and_its_exit_code(ctl: Run, api: FakeApi, says: Says, code: int, text: str):
@@ -226,6 +228,16 @@ def test_apply_sends_the_tables_and_prints_what_changed_and_the_revision(ctl: Ru
         "models": [{"name": "m1", "replicas": 2, "profile": [{"engine": "command", "command": ["/bin/x", "{port}"]}]}],
         "dry_run": False,
     }
+
+
+def test_apply_tells_of_a_place_holder_that_nobody_fills_in(ctl: Run, api: FakeApi, tmp_path: Path):
+    file = tmp_path / "m.toml"
+    file.write_text(MODEL.replace("{port}", "{prot}"))
+    api.on("POST /api/v1/models:apply", {"changes": [{"model": "m1", "change": "created", "diff": []}], "revision": 5})
+    ran = ctl("model", "apply", "--file", str(file))
+    assert ran.code == 0
+    told = "model 'm1', profile 'command': command: {prot} is no place-holder and stays as it is; did you mean {port}?"
+    assert ran.err == f"llmgw: warning: {file}: {told}\n"
 
 
 def test_a_dry_run_of_apply_says_that_nothing_was_written(ctl: Run, api: FakeApi, tmp_path: Path):

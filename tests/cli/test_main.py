@@ -96,6 +96,11 @@ def test_the_page_of_commands_in_the_repository_is_the_one_the_program_writes():
         ("router", "extra"),
         ("dev", "--port", "99999"),
         ("dev", "--port", "5", "--admin-port", "5"),
+        *(("dev", name, "") for name in ("--data-dir", "--config")),
+        *((role, "--config", "") for role in ("server", "router", "agent", "sim")),
+        ("sim", "--token-file", ""),
+        ("check", ""),
+        ("ctl", "model", "apply", "-f", ""),
     ],
 )
 def test_wrong_usage_is_exit_2_with_a_hint(run: Run, args: tuple[str, ...]):
@@ -103,6 +108,16 @@ def test_wrong_usage_is_exit_2_with_a_hint(run: Run, args: tuple[str, ...]):
     assert ran.code == 2
     assert "Error: " in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_simulated_nodes_are_told_of_an_address_that_is_none(run: Run):
+    ran = run("sim", "--server", "ctl-1:8081")
+    assert (ran.code, ran.err) == (3, "llmgw: --server: expected an http:// or https:// address, not 'ctl-1:8081'\n")
+
+
+def test_an_empty_path_is_told_as_what_it_is(run: Run):
+    told = run("dev", "--data-dir", "").err
+    assert "Invalid value for '--data-dir': the path is empty; leave the option out for its default" in told
 
 
 def test_a_mistyped_command_names_the_nearest(run: Run):
@@ -122,7 +137,7 @@ def test_check_tells_every_fault_with_its_path_and_exits_3(run: Run, tmp_path: P
         f"llmgw: {file} is not valid:",
         "  rooter: unknown key; did you mean router?",
         "  route.retrys: unknown key; did you mean route.retries?",
-        "  route.retries: expected int, not str",
+        "  route.retries: expected a whole number, not a string",
     ]
 
 
@@ -146,7 +161,7 @@ def test_a_role_with_a_broken_file_ends_with_3_and_the_same_text(run: Run, tmp_p
     file = tmp_path / "llmgw.toml"
     file.write_text("[route]\nretries = 'x'\n[agent]\ncontrol_planes = ['http://127.0.0.1:1']\n")
     ran = run(role, "--config", str(file))
-    assert (ran.code, ran.err) == (3, f"llmgw: {file} is not valid:\n  route.retries: expected int, not str\n")
+    assert (ran.code, ran.err) == (3, f"llmgw: {file} is not valid:\n  route.retries: expected a whole number, not a string\n")
 
 
 # --- what goes wrong inside a command ---
@@ -167,6 +182,7 @@ def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
         (Invalid.of("x is not valid", (Fault("a.b", "no"),)), 3, "llmgw: x is not valid:\n  a.b: no\n"),
         (RuntimeError("a\nb"), 1, "llmgw: failed: RuntimeError: a b (LLMGW_DEBUG=1 shows where)\n"),
         (FileNotFoundError(2, "No such file", "/x"), 1, "llmgw: /x: No such file (LLMGW_DEBUG=1 shows where)\n"),
+        (OSError(28, "No space left on device", "/x"), 6, "llmgw: /x: No space left on device (LLMGW_DEBUG=1 shows where)\n"),
         (KeyError(), 1, "llmgw: failed: KeyError (LLMGW_DEBUG=1 shows where)\n"),
         (KeyboardInterrupt(), 130, "\n"),
         (ExceptionGroup("g", [Conflict("one"), ExceptionGroup("h", [Invalid("two"), Conflict("one")])]), 4, "llmgw: one\nllmgw: two\n"),

@@ -9,7 +9,7 @@ import pytest
 
 from llmgw.cli.ctl.places import Places, Target, find
 from llmgw.domain.errors import Invalid, Unauthenticated, Unavailable
-from tests.cli.fake_api import fake_api
+from tests.cli.fake_api import error, fake_api
 
 CLOSED = "http://127.0.0.1:1"  # nothing listens on this port
 
@@ -87,14 +87,24 @@ def test_with_nothing_to_go_by_ctl_says_what_is_missing(machine: Machine):
         machine.find()
 
 
+def test_the_port_of_a_router_is_told_as_such_before_a_token_is_asked_for(machine: Machine):
+    with fake_api() as router:
+        router.unauthenticated = error(404, "this is a router's port", "router_port")
+        with pytest.raises(Invalid, match=r"http://127\.0\.0\.1:\d+ is a router's port and no admin API: name the control plane's"):
+            machine.find(router.url)
+        assert [request.headers.get("authorization") for request in router.requests] == [None]
+    with fake_api() as api, pytest.raises(Unauthenticated):
+        machine.find(api.url)
+
+
 def test_a_broken_file_or_address_is_an_error(machine: Machine):
     with pytest.raises(Invalid, match="--server: expected an http"):
         machine.find("ctl-1:8081")
     machine.user("server = ")
-    with pytest.raises(Invalid, match=r"user\.toml cannot be used"):
+    with pytest.raises(Invalid, match=r"user\.toml is not TOML at its end: a value is missing"):
         machine.find()
     machine.user("server = 3")
-    with pytest.raises(Invalid, match="server: expected str"):
+    with pytest.raises(Invalid, match="server: expected a string, not a whole number"):
         machine.find()
     machine.user('server = "nonsense"')
     with pytest.raises(Invalid, match="server: expected an http"):

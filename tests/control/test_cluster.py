@@ -8,6 +8,7 @@ import trio
 
 from llmgw.admin.api.models import list_models
 from llmgw.admin.views import problems as found_problems
+from llmgw.agent.fence import FILE as FENCE_FILE
 from llmgw.control.controller import Objects
 from llmgw.domain.endpoint import AbsenceReason, EndpointUse
 from llmgw.domain.errors import Conflict, Invalid, NotFound, PreconditionFailed
@@ -489,11 +490,14 @@ def test_a_leader_that_meets_a_higher_epoch_acquires_above_it() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"not json", "not JSON"),
-        (b'{"type":"Nope"}', "malformed"),
-        (b'{"type":"Inventory","facts":1}', "malformed"),
-        (b"[" * 100_000, "not JSON"),
-        (b'{"type":"LeaderHello","token":{"cluster_id":"c1","epoch":9,"owner":"x"}}', "does not send"),
+        (b"not json", "node evil sent bytes that are not JSON"),
+        (b'{"type":"Nope"}', "node evil sent a message of type 'Nope', which this build does not know"),
+        (b'{"type":"Inventory","facts":1}', "node evil sent a malformed Inventory: "),
+        (b"[" * 100_000, "node evil sent bytes that are not JSON"),
+        (
+            b'{"type":"LeaderHello","token":{"cluster_id":"c1","epoch":9,"owner":"x"}}',
+            "node evil sent LeaderHello, which an agent does not send",
+        ),
     ],
 )
 def test_a_malformed_or_unexpected_message_ends_that_session_with_a_reason_and_disturbs_nobody(data: bytes, reason: str) -> None:
@@ -534,7 +538,9 @@ def test_a_cloned_identity_a_foreign_cluster_and_a_taken_name_are_turned_away() 
 
         facts = node.facts()
         assert "cloned disk" in (await knock(m.AgentHello(attrs.evolve(facts, boot_id="other"), "", 0, ""))).text
-        assert "belongs to cluster" in (await knock(m.AgentHello(attrs.evolve(facts, id="x", name="y"), "other", 0, ""))).text
+        foreign = (await knock(m.AgentHello(attrs.evolve(facts, id="x", name="y"), "other", 0, ""))).text
+        assert "belongs to cluster other" in foreign
+        assert f"remove {FENCE_FILE} from the agent's data directory" in foreign
         assert "belongs to node" in (await knock(m.AgentHello(attrs.evolve(facts, id="x"), "", 0, ""))).text
         assert "speaks protocol" in (await knock(m.AgentHello(facts, "", 0, "", protocol=99))).text
         assert controller.sessions.connected() == (node.id,)

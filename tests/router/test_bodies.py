@@ -226,7 +226,9 @@ def test_errors_are_json_and_say_what_is_wrong(stage: Stage) -> None:
         (get("//v1/models"), 404, "unknown_route"),
         (get("/v1/%2e%2e/admin/keys"), 404, "unknown_route"),
         (get("/admin%2fkeys"), 404, "unknown_route"),
-        (get("/api/v1/status"), 404, "unknown_route"),
+        (get("/api/v1/status", key=""), 404, "router_port"),
+        (get("/console/"), 404, "router_port"),
+        (get("/apiary"), 404, "unknown_route"),
         (post(CHAT, path="/chat/completions"), 404, "unknown_route"),
     ]
     for number, (data, status, code) in enumerate(cases):
@@ -236,8 +238,42 @@ def test_errors_are_json_and_say_what_is_wrong(stage: Stage) -> None:
         assert got.get("x-request-id") == mark
         assert status != 405 or got.get("allow")
         assert f"request_id={mark} " in stage.router.log_line(mark)
-    near = stage.router.ask(post(CHAT.replace(b"m1", b"M1")))
-    assert "'m1'" in near.error["message"]
+    elsewhere = stage.router.ask(get("/api/v1/status")).error["message"]
+    assert (
+        elsewhere
+        == "this is a router's port, which has /v1; the admin API and the console are at [server] admin_listen, by default port 8081"
+    )
+
+
+def test_a_404_names_the_nearest_model_on_every_route_that_takes_one(stage: Stage) -> None:
+    for asked, near in (("M1", "m1"), ("org/Model-7B", "org/Model-7B:Q4_K_M"), ("Model-7B:Q4_K_M", "org/Model-7B:Q4_K_M")):
+        told = f"the model {asked!r} does not exist; did you mean {near!r}?"
+        assert stage.router.ask(post(CHAT.replace(b"m1", asked.encode()))).error["message"] == told
+        assert stage.router.ask(get(f"/v1/models/{asked}")).error["message"] == told
+    assert stage.router.ask(get("/v1/models/zzz")).error["message"] == "the model 'zzz' does not exist"
+    hidden = stage.router.ask(get("/v1/models/M1", key="NARROW")).error["message"]  # what a key may not use is not named to it
+    assert hidden == "the model 'M1' does not exist"
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/models", "/v1/models"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/embeddings/", "/v1/embeddings"),
+        ("/v1/modles", "/v1/models"),
+        ("/healthz", "/health"),
+        ("/v1/ready", "/ready"),
+        ("/" + "x" * 9000, None),
+        ("/", None),
+    ],
+)
+def test_a_404_names_the_nearest_route(stage: Stage, asked: str, near: str | None) -> None:
+    message = stage.router.ask(get(asked)).error["message"]
+    assert message.endswith(f"; did you mean {near}?") == (near is not None)
+    assert len(message) < 400
 
 
 def test_the_messages_family_gets_errors_in_its_own_shape(stage: Stage) -> None:

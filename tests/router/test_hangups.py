@@ -82,6 +82,25 @@ def test_the_same_on_every_route(patient: Stage, path: str) -> None:
     _hang_up(patient, post(CHAT_S, path=path), STREAM, reset=False)
 
 
+def test_half_a_close_is_a_hang_up_for_what_an_engine_works_on_and_for_nothing_else(patient: Stage) -> None:
+    patient.u1.script = [["w", 15000]]
+    patient.u1.log.clear()
+    with patient.router.client() as client:
+        client.send(post(CHAT, "X-Request-Id: half-closed\r\n"))
+        until(lambda: patient.u1.requests, "the engine has the request")
+        client.sock.shutdown(socket.SHUT_WR)
+        until(lambda: patient.u1.count("peer_closed"), "the engine sees the close")
+        assert client.rest() == b""
+    assert "status=499" in patient.router.log_line("half-closed")
+    for path in ("/health", "/ready", "/v1/models", "/v1/nope"):
+        with patient.router.client() as own:
+            own.send(get(path))
+            own.sock.shutdown(socket.SHUT_WR)
+            assert own.answer().status == (404 if path == "/v1/nope" else 200)
+            assert own.rest() == b""
+    patient.router.at_rest()
+
+
 def test_a_pipelined_request_does_not_hide_the_hang_up(patient: Stage) -> None:
     _hang_up(patient, post(CHAT_S) + get("/health"), [SH, ["w", 15000]], reset=False)
 

@@ -63,9 +63,9 @@ def test_every_fault_of_a_file_is_told_at_once():
         """
     )
     assert found["route.retrys"] == "unknown key; did you mean route.retries?"
-    assert found["route.retries"] == "expected int, not str"
+    assert found["route.retries"] == "expected a whole number, not a string"
     assert "finite" in found["route.first_byte_timeout_s"]
-    assert found["auth.required"] == "expected bool, not int"
+    assert found["auth.required"] == "expected true or false, not a whole number"
     assert "third of ttl_s" in found["lease.renew_s"]
     assert found["model[0].engine"] == "unknown key here; did you mean model.profile.engine?"
     assert "did you mean 'vllm'?" in found["model[0].profile[0].engine"]
@@ -76,8 +76,8 @@ def test_every_fault_of_a_file_is_told_at_once():
 
 
 def test_a_bool_is_no_number_and_an_int_is_a_float():
-    assert faults("route.retries = true") == {"route.retries": "expected int, not bool"}
-    assert faults("route.idle_timeout_s = true") == {"route.idle_timeout_s": "expected float, not bool"}
+    assert faults("route.retries = true") == {"route.retries": "expected a whole number, not true"}
+    assert faults("route.idle_timeout_s = true") == {"route.idle_timeout_s": "expected a number, not true"}
     value = load("route.idle_timeout_s = 7").settings.route.idle_timeout_s
     assert isinstance(value, float)
     assert value == 7
@@ -90,11 +90,11 @@ def test_a_bool_is_no_number_and_an_int_is_a_float():
         ("route.queue_wait_s = -1", "route.queue_wait_s", "between 0 and 3600 s, not -1"),
         ("route.idle_timeout_s = nan", "route.idle_timeout_s", "finite"),
         (f"route.idle_timeout_s = 1{'0' * 400}", "route.idle_timeout_s", "finite"),
-        (f"route.retries = {2**70}", "route.retries", "63 bits"),
+        (f"route.retries = {2**70}", "route.retries", "too large"),
         ('route.policy = "leastload"', "route.policy", "did you mean 'least_load'?"),
         ('route.affinity = "header:"', "route.affinity", "header:NAME"),
-        ("route = 3", "route", "expected a table, not int"),
-        ("[[route]]", "route", "expected a table, not list"),
+        ("route = 3", "route", "expected a table, not a whole number"),
+        ("[[route]]", "route", "expected a table, not a list"),
         ('listen = ":80"', "listen", "did you mean router.listen?"),
         ('[rooter]\nlisten = "x"', "rooter", "did you mean router?"),
         ('router.listen = ":8080"', "router.listen", '"0.0.0.0:8080"'),
@@ -109,15 +109,15 @@ def test_a_bool_is_no_number_and_an_int_is_a_float():
         ('router.control_planes = ["ctl-1:8081"]', "router.control_planes", "http://"),
         ('router.control_planes = ["http://a:1", "http://a:1/"]', "router.control_planes", "twice"),
         ('router.control_planes = ["http://u:p@a:1"]', "router.control_planes", "user and password"),
-        ('router.control_planes = "http://a:1"', "router.control_planes", "expected a list of str, not str"),
-        ("router.control_planes = [1]", "router.control_planes[0]", "expected str, not int"),
+        ('router.control_planes = "http://a:1"', "router.control_planes", "expected a list of strings, not a string"),
+        ("router.control_planes = [1]", "router.control_planes[0]", "expected a string, not a whole number"),
         ('router.tls_key = "/x"', "router.tls_certificate", "come together"),
         ('tls.certificate = "/x"', "tls.key", "come together"),
         ('server.data_dir = "here"', "server.data_dir", "absolute"),
         ('server.data_dir = ""', "server.data_dir", "empty"),
         ('agent.engine_ports = "9-1"', "agent.engine_ports", "rise"),
         ('agent.engine_ports = "some"', "agent.engine_ports", "20000-20999"),
-        ("agent.labels = { gpu = 1 }", "agent.labels.gpu", "expected str, not int"),
+        ("agent.labels = { gpu = 1 }", "agent.labels.gpu", "expected a string, not a whole number"),
         ('agent.address = "a b"', "agent.address", "host name"),
         ('metrics.token = "hunter2"', "metrics.token", "does not stand in this file"),
         ('store.replica = "bucket"', "store.replica", "s3://bucket/prefix"),
@@ -142,7 +142,7 @@ def test_a_bool_is_no_number_and_an_int_is_a_float():
         ('log.level = "a\\u0000"', "log.level", "NUL"),
         ('"a.b" = 1', '"a.b"', "unknown key"),
         ("[model]\nname = 'm'", "model", "write [[model]]"),
-        ("auth.key = 'secret'", "auth.key", "expected a list of tables, not str"),
+        ("auth.key = 'secret'", "auth.key", "expected a list of tables, not a string"),
     ],
 )
 def test_a_value_that_cannot_be_right_is_a_fault_at_its_path(text, path, part):
@@ -166,8 +166,56 @@ def test_a_syntax_error_names_its_line():
         load_bytes(b"a = 1\n\xff", source="llmgw.toml")
     with pytest.raises(Invalid, match="nested too deeply"):
         load(f"a = {'[' * 5000}{']' * 5000}")
-    with pytest.raises(Invalid, match="not TOML"):
+    with pytest.raises(Invalid, match=r"^llmgw\.toml is not TOML: a whole number has more digits than any setting takes$"):
         load("route.retries = " + "9" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[server]\n[server]\n", "line 2, column 8: the table [server] is there already"),
+        ('[engines."llama.cpp"]\n[engines."llama.cpp"]\n', 'line 2, column 21: the table [engines."llama.cpp"] is there already'),
+        ("[[model]]\n[model]\n", "line 2, column 7: the table [model] is there already"),
+        ('[server]\nname = "a"\nname = "b"\n', "line 3, column 11: the key name is given a second time"),
+        ("server = {}\n[server]\n", "line 2, column 8: the table [server] is there already"),
+        ("a = 1\n[a]\n", "line 2, column 3: this name stands for something else already"),
+        (
+            "server = {}\nserver.name = 1\n",
+            "line 2, column 16: server was given whole before, in braces or brackets, and nothing is added to it",
+        ),
+        ("model = []\n[[model]]\n", "line 2, column 8: model was given whole before, in braces or brackets, and nothing is added to it"),
+        ("[a]\nb.c = 1\n[a.b]\n", "line 3, column 5: the table [a.b] is there already"),
+        ("[a.b.c]\n[a]\nb.c.d = 1\n", "line 3, column 10: the table [a.b.c] has a header of its own; its keys stand there"),
+        ("x = { a = 1, a = 2 }\n", "line 1, column 19: the key a stands twice in the braces"),
+        ("[server]\nname: 1\n", "line 2, column 5: expected = after the key"),
+        ("[server]\nname = ctl-1\n", "line 2, column 8: the key name has no value that TOML knows; text stands in quotes"),
+        ("[server]\nname =\n", "line 2, column 7: the key name has no value that TOML knows; text stands in quotes"),
+        ("[server]\nembedded = True\n", "line 2, column 12: the key embedded has no value that TOML knows; text stands in quotes"),
+        ('[server]\nname = "a" b\n', "line 2, column 12: something follows where the line should end"),
+        ('[server]\nname = "a\nb"\n', "line 2, column 10: a text in quotes ends on its own line"),
+        (
+            'name = "C:\\dir"\n',
+            "line 1, column 13: a backslash in a text in double quotes is written twice, or the text put in single quotes",
+        ),
+        ('name = "\\uD800"\n', r"line 1, column 15: the number after \u or \U is no character"),
+        ('name = "\\uX"\n', r"line 1, column 11: after \u come 4 hexadecimal digits, after \U 8"),
+        ("a = [1, 2\n", "its end: a list is not closed with ]"),
+        ("a = { b = 1 \n", "line 1, column 13: a table in braces is not closed with } on its line"),
+        ("[server\n", "line 1, column 8: the table's header is not closed with ]"),
+        ("[[model]\n", "line 1, column 8: the table's header is not closed with ]]"),
+        ("= 1\n", "line 1, column 1: neither a key nor a table's header can begin like this"),
+        ("[]\n", "line 1, column 2: a name is missing, or a character of it has to stand in quotes"),
+        ("a = 2030-02-30\n", "line 1, column 5: this date or time does not exist"),
+        ("a = [\n1,\n", "its end: a value is missing, or a list is not closed with ]"),
+        ("a = 'x\n", "its end: a quote is missing"),
+        ("a = 'x", "its end: a quote is missing"),
+        ("a = 1 # \x01\n", "line 1, column 9: a character that may not stand here (U+0001)"),
+    ],
+)
+def test_a_syntax_error_is_told_in_words_of_toml_with_its_line_and_key(text, told):
+    with pytest.raises(Invalid) as caught:
+        load(text)
+    assert caught.value.message == f"llmgw.toml is not TOML at {told}"
 
 
 def test_a_file_that_is_missing_unreadable_or_far_too_large_is_one_clear_error(tmp_path: Path):
@@ -193,7 +241,7 @@ def test_a_byte_order_mark_is_no_fault(tmp_path: Path):
 def test_nothing_is_expanded_in_texts():
     loaded = load('[agent]\ncheckpoints_dir = "/x/${HOME}/%h"\n', HOME="/root")
     assert loaded.settings.agent.checkpoints_dir == "/x/${HOME}/%h"
-    assert faults('route.retries = "${RETRIES}"', RETRIES="2") == {"route.retries": "expected int, not str"}
+    assert faults('route.retries = "${RETRIES}"', RETRIES="2") == {"route.retries": "expected a whole number, not a string"}
 
 
 def test_a_file_tells_which_keys_it_gives_and_which_of_them_are_the_clusters():
@@ -306,8 +354,8 @@ def test_counts_that_contradict_each_other_are_faults():
 
     assert "model[0].replicas.max" in of("{ min = 3, max = 2 }")
     assert "model[0].replicas.count" in of("{ min = 1, max = 2, count = 5 }")
-    assert of("true") == {"model[0].replicas": "expected int or a table, not bool"}
-    assert of("1.5") == {"model[0].replicas": "expected int or a table, not float"}
+    assert of("true") == {"model[0].replicas": "expected a whole number or a table, not true"}
+    assert of("1.5") == {"model[0].replicas": "expected a whole number or a table, not a number with a point"}
     assert of("{ mim = 1 }") == {"model[0].replicas.mim": "unknown key; did you mean model[0].replicas.min?"}
     assert of("20000") == {"model[0].replicas": "must be between 0 and 10000, not 20000"}
 
@@ -443,3 +491,125 @@ def test_an_alias_means_one_model_wherever_it_stands():
     assert len(load(ENDPOINT + 'aliases = { fast = "m1" }\n' + other + 'aliases = { fast = "m1" }\n').endpoints) == 2
     assert "stands for 'm1'" in faults(ENDPOINT + 'aliases = { fast = "m1" }\n' + other + 'aliases = { fast = "m3" }\n')["endpoint"]
     assert "a model at 'u2'" in faults(ENDPOINT + 'aliases = { m3 = "m1" }\n' + other)["endpoint"]
+
+
+# --- what is checked together is told beside other faults ---
+
+_ENDPOINTS = """
+[[endpoint]]
+id = "a"
+url = "http://h:1"
+models = ["m"]
+weight = "heavy"
+aliases = { fast = "m", odd = "none" }
+[[endpoint]]
+id = "b"
+url = "http://h:2"
+models = ["n"]
+priority = 0.5
+aliases = { fast = "n" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "together", "alone"),
+    [
+        ('[lease]\npoll_s = "x"\nrenew_s = 10', "lease.renew_s", "lease.poll_s"),
+        ('[lease]\nrenew_s = 10\npoll_s = 30\nttl_s = 20\n[log]\nlevel = "x"', "lease.poll_s", "log.level"),
+        ('[tls]\ncertificate = "/x"\nca = "x"', "tls.key", "tls.ca"),
+        ('[router]\nworkers = 0\ntls_key = "/x"', "router.tls_certificate", "router.workers"),
+        ('[router]\nworkers = 0\nlisten = "127.0.0.1:8081"', "router.listen", "router.workers"),
+        ('[server]\ndata_dir = "x"\nadmin_listen = "127.0.0.1:8080"', "router.listen", "server.data_dir"),
+        ("[reconcile]\nheartbeat_s = 20\ntick_s = 0\n[reconcile.brake]\nshare = 2", "reconcile.node_lost_after_s", "reconcile.brake.share"),
+        ('[[guard.rule]]\nname = "r"\naction = "x"', "guard.rule[0]", "guard.rule[0].action"),
+        ('[[guard.rule]]\nname = "r"\nwords = [""]\nmatch = "a*"\non = "x"', "guard.rule[0].match", "guard.rule[0].on"),
+        ('guard.rule = [{ name = "r", words = ["a"], on = 1 }, { name = "r", words = ["b"] }]', "guard.rule[1].name", "guard.rule[0].on"),
+        ('[[auth.key]]\nname = "k"\nmax_parallel = -1', "auth.key[0]", "auth.key[0].max_parallel"),
+        ('auth.key = [{ name = "k", key = "x", max_parallel = -1 }, { name = "l", key = "x" }]', "auth.key[1]", "auth.key[0].max_parallel"),
+        ('[[auth.key]]\nname = "k"\nkey = "x"\nmodels = [1]\nexpires = "soon"', "auth.key[0].expires", "auth.key[0].models[0]"),
+        (_ENDPOINTS, "endpoint[0].aliases", "endpoint[0].weight"),
+        (_ENDPOINTS, "endpoint", "endpoint[1].priority"),
+        ('[[model]]\nname = "m"\naliases = ["m"]\nkind = "x"', "model[0].aliases", "model[0].kind"),
+        ('[[model]]\nname = "m"\nkind = "x"', "model[0].profile", "model[0].kind"),
+        (
+            '[[model]]\nname = "m"\nreplicas = { min = 3, max = 2, cuont = 1 }\nprofile = [{ engine = 3 }]',
+            "model[0].replicas.max",
+            "model[0].profile[0].engine",
+        ),
+        ('[[model]]\nname = "m"\nprofile = [{ engine = "command", gpus = -1 }]', "model[0].profile[0].command", "model[0].profile[0].gpus"),
+        (
+            '[[model]]\nname = "m"\nprofile = [{ engine = "vllm", checkpoint = "/c", url = "http://h", gpus = -1 }]',
+            "model[0].profile[0].url",
+            "model[0].profile[0].gpus",
+        ),
+        (
+            '[[model]]\nname = "m"\nprofile = [{ engine = "ollama" }, { engine = "ollama", weight = -1 }]',
+            "model[0].profile[1].name",
+            "model[0].profile[1].weight",
+        ),
+    ],
+)
+def test_keys_that_contradict_each_other_are_told_beside_any_other_fault(text, together, alone):
+    found = faults(text)
+    assert together in found
+    assert alone in found
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ('[lease]\nttl_s = "x"\nrenew_s = 10', "lease.ttl_s"),
+        ("[tls]\ncertificate = '/x'\nkey = 3", "tls.key"),
+        ('[router]\nlisten = "127.0.0.1:8081"\nembedded = "no"', "router.embedded"),
+        ("router = 3\nserver.admin_listen = '127.0.0.1:8080'", "router"),
+        ('[[guard.rule]]\nname = "r"\nwords = [1]', "guard.rule[0].words[0]"),
+        ('[[auth.key]]\nname = "k"\nsha256 = "x"', "auth.key[0].sha256"),
+        ('[[model]]\nname = "m"\nprofile = 3', "model[0].profile"),
+        ('[[model]]\nname = "m"\nreplicas = { min = "x", max = 0, count = 3 }\nprofile = [{ engine = "ollama" }]', "model[0].replicas.min"),
+        ('[[model]]\nname = "m"\nprofile = [{ engine = "comand", command = ["x"] }]', "model[0].profile[0].engine"),
+        ('[[model]]\nname = "m"\nprofile = [{ engine = "command", command = [1] }]', "model[0].profile[0].command[0]"),
+        ('[[model]]\nname = "m"\nprofile = [3, { engine = "ollama" }]', "model[0].profile[0]"),
+        ('[[endpoint]]\nid = "u"\nurl = "http://h"\nmodels = [1]\naliases = { a = "m" }', "endpoint[0].models[0]"),
+    ],
+)  # fmt: skip
+def test_nothing_is_said_of_a_key_together_with_one_that_is_itself_at_fault(text, path):
+    assert list(faults(text)) == [path]
+
+
+def test_an_agent_without_control_planes_hears_of_it_beside_other_faults_but_not_twice():
+    assert set(faults('log.level = "x"', Role.AGENT)) == {"log.level", "agent.control_planes"}
+    assert set(faults('agent.control_planes = ["x"]', Role.AGENT)) == {"agent.control_planes"}
+    assert "http" in faults('agent.control_planes = ["x"]', Role.AGENT)["agent.control_planes"]
+
+
+# --- place-holders ---
+
+
+def _command(*words: str, engine: str = "command", more: str = "") -> tuple[str, ...]:
+    listed = ", ".join(f"'{word}'" for word in words)
+    key = "command" if engine == "command" else 'checkpoint = "/c"\nargs'
+    return load(f'[[model]]\nname = "m"\n[[model.profile]]\nengine = "{engine}"\n{key} = [{listed}]\n{more}').warnings
+
+
+def test_a_place_holder_that_nobody_fills_in_is_told_with_the_nearest_one():
+    (told,) = _command("/opt/x", "--port={prot}")
+    assert told == "model 'm', profile 'command': command: {prot} is no place-holder and stays as it is; did you mean {port}?"
+    (told,) = _command("/opt/x", more="args = ['{PORT}']")
+    assert told == "model 'm', profile 'command': args: {PORT} is no place-holder and stays as it is; did you mean {port}?"
+    (told,) = _command("/opt/x", "{zzz}", "{zzz}")
+    assert told.endswith("known: {host} {port} {checkpoint} {gpus} {model} {names} {api_key_file}")
+
+
+def test_what_only_looks_like_a_place_holder_is_left_in_peace():
+    assert _command("/opt/x", "{host}:{port}", '{"a": 1}', "{}", "${HOME}", "{{prot}}", "{a,b}", "{1}", "{ print }", "%{prot}") == ()
+
+
+def test_a_place_holder_where_none_is_filled_in_is_told():
+    (told,) = _command("--port={port}", engine="vllm")
+    assert told.startswith("model 'm', profile 'vllm': args: {port} stays as it is: place-holders are filled in only in")
+    (told,) = _command("/opt/x", more="env = { PORT = '{port}' }")
+    assert told.startswith("model 'm', profile 'command': env.PORT: {port} stays as it is")
+    (told,) = _command("/opt/x", more="ready_path = '/{model}/up'")
+    assert told.startswith("model 'm', profile 'command': ready_path: {model} stays as it is")
+    (told,) = load('engines.vllm.command = ["/opt/{model}"]').warnings
+    assert told.startswith("engines.vllm.command: {model} stays as it is")

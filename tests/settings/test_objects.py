@@ -109,9 +109,9 @@ def test_json_has_no_table_and_no_null_where_the_schema_wants_a_value():
         model_from_table({"name": None, "profile": [{"engine": "ollama", "gpus": None}], "replicas": None}, "body")
     found = {fault.path: fault.reason for fault in caught.value.faults}
     assert found == {
-        "body.name": "expected str, not null",
-        "body.replicas": "expected int or a table, not null",
-        "body.profile[0].gpus": "expected int, not null",
+        "body.name": "expected a string, not null",
+        "body.replicas": "expected a whole number or a table, not null",
+        "body.profile[0].gpus": "expected a whole number, not null",
     }
 
 

@@ -68,7 +68,7 @@ def test_every_number_has_a_range_and_every_key_a_sentence():
     for section in (*settings_sections(), *object_sections()):
         for row in section.rows:
             assert row.meta.help.endswith("."), (section.name, row.name)
-            if row.type_text in ("int", "float"):
+            if row.type_text in ("whole number", "number"):
                 assert row.meta.low is not None, (section.name, row.name)
                 assert row.meta.high is not None, (section.name, row.name)
             if row.name.endswith("_s"):

@@ -19,8 +19,9 @@ import trio
 
 from llmgw.domain.errors import Broken, Conflict, Invalid, StaleEpoch, Unavailable
 from llmgw.domain.event import Event
+from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.store import connection, events, meta
-from llmgw.store.connection import MEMORY, STORAGE_UNAVAILABLE, Store, check_library
+from llmgw.store.connection import MEMORY, Store, check_library
 from tests.programs import skip
 
 
@@ -255,7 +256,7 @@ async def expect_refused(path: Path, kind: type[Exception], words: str) -> None:
 async def test_a_file_that_is_no_database_is_refused_and_kept_as_it_is(tmp_path):
     path = tmp_path / "llmgw.db"
     path.write_bytes(b"these are my notes, not a database\n" * 300)
-    await expect_refused(path, Unavailable, "not a database of llmgw")
+    await expect_refused(path, Invalid, "not a database of llmgw")
     assert path.read_bytes().startswith(b"these are my notes")
 
 
@@ -274,6 +275,9 @@ async def test_what_is_no_file_and_a_missing_folder_are_told_apart(tmp_path):
     await expect_refused(tmp_path, Invalid, "is a folder")
     os.mkfifo(tmp_path / "pipe")
     await expect_refused(tmp_path / "pipe", Invalid, "a device or a pipe")
+    for side in ("wal", "shm", "journal"):
+        (tmp_path / f"{side}.db-{side}").mkdir()
+        await expect_refused(tmp_path / f"{side}.db", Invalid, f"{side}.db-{side} is a folder")
     await expect_refused(tmp_path / "none" / "llmgw.db", Unavailable, "does not exist")
 
 

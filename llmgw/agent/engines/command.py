@@ -14,10 +14,11 @@ import attrs
 
 from llmgw.agent.engines.description import KEY_VARIABLE, Counters, Launch, Place, Program
 from llmgw.domain.errors import Invalid
+from llmgw.domain.model import PLACE_HOLDERS
 from llmgw.domain.replica import ReplicaOrder
 
 # Only these words in braces are replaced, so that JSON in an argument stays as it is.
-_HOLDER: Final = re.compile(r"\{(host|port|checkpoint|gpus|model|names|api_key_file)\}")
+_HOLDER: Final = re.compile(r"\{(" + "|".join(PLACE_HOLDERS) + r")\}")
 
 
 @attrs.frozen

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 
 import attrs
 
-from llmgw.cli.ctl.places import Target, split_url
+from llmgw.cli.ctl.places import ROUTER_PORT, Target, router_port, split_url
 from llmgw.domain.errors import (
     Broken,
     Conflict,
@@ -208,7 +208,11 @@ class Client:
             message = "\n".join([message, *lines])
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
             message, code = f"{self.target.server} answered {status} without saying why", None
+            if status < 500:
+                message += ": is this the admin API's address?"
         code = code if isinstance(code, str) else None
+        if code == ROUTER_PORT:
+            return router_port(self.target.server)
         retry_after_s = _seconds(headers.get("retry-after"))
         if status == 429:
             return Overloaded(message, retry_after_s=retry_after_s or 1.0, code=code)

@@ -12,6 +12,8 @@ from llmgw.cli.ctl.client import segment
 from llmgw.cli.ctl.output import Ctl, details, echo, items, key, shared, table, text, toml_text
 from llmgw.cli.ctl.replica import REPLICA_COLUMNS
 from llmgw.cli.ctl.waiting import models_ready, no_replicas, wait_done, waits
+from llmgw.cli.paths import PathOption
+from llmgw.cli.text import printable
 from llmgw.domain.errors import Fault, Invalid, NotFound
 
 
@@ -71,7 +73,7 @@ def _model_lines(body: Any) -> list[str]:
 @click.option(
     "--file",
     "-f",
-    type=click.Path(path_type=Path, allow_dash=True),
+    type=PathOption(allow_dash=True),
     required=True,
     help="A file of [[model]] tables; - for standard input.",
 )
@@ -112,9 +114,11 @@ def _difference(part: object) -> str:
 
 
 def read_models_file(file: Path) -> list[dict[str, Any]]:
-    """The `[[model]]` tables of a file, checked. Raises Invalid with every fault."""
-    from llmgw.settings.load import FILE_BYTES_MAX, parse_toml
+    """The `[[model]]` tables of a file, checked; what is worth a warning is printed. Raises Invalid with every fault."""
+    from llmgw.settings import place_holders
+    from llmgw.settings.load import FILE_BYTES_MAX
     from llmgw.settings.objects import read_models
+    from llmgw.settings.toml_text import parse_toml
 
     source = "standard input" if str(file) == "-" else str(file)
     try:
@@ -136,9 +140,11 @@ def read_models_file(file: Path) -> list[dict[str, Any]]:
     faults = [Fault(name, "only [[model]] tables are applied") for name in raw if name != "model"]
     if not raw.get("model"):
         faults.append(Fault("model", "there is no [[model]] table"))
-    read_models(raw.get("model"), "model", faults)
+    catalog = read_models(raw.get("model"), "model", faults)
     if faults:
         raise Invalid.of(f"{source} is not valid", tuple(faults))
+    for warning in place_holders.warnings_of(catalog.models):
+        click.echo(printable(f"llmgw: warning: {source}: {warning}", sys.stderr.isatty()), err=True)
     tables = raw["model"]
     assert isinstance(tables, list)
     return tables

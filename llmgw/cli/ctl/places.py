@@ -12,10 +12,13 @@ from typing import Any, Final
 import attrs
 
 from llmgw.domain.errors import Invalid, Unauthenticated, Unavailable
+from llmgw.domain.words import a_value
 from llmgw.settings.address import is_loopback, parse_listen, url_fault
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8081"  # [server] admin_listen's default
 TOKEN_VARIABLE: Final = "LLMGW_TOKEN"
+ROUTER_PORT: Final = "router_port"  # the code of a router's answer to what belongs to the admin API
+ANSWER_BYTES_MAX: Final = 65_536  # an error of ours has a few hundred
 LOOK_S: Final = 0.5  # a listener on loopback takes a connection at once; a frozen one must not hold up the search
 
 
@@ -97,6 +100,8 @@ def _on_this_machine(server: str, token: str, ca: str, places: Places) -> Target
         pass
     if not _answers(server):
         raise Unavailable(f"nothing answers at {server}: is a control plane running here? Another one is named by --server")
+    if _is_router(server):
+        raise router_port(server)
     raise _no_token(server, places, note)
 
 
@@ -136,14 +141,19 @@ def _reachable(listen: str) -> str:
 def _read_kept(file: Path) -> _Kept:
     """A ctl.toml, or nothing when there is none. Raises Invalid for one that cannot be understood."""
     try:
-        table: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return _Kept()
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
-        raise Invalid(f"{file} cannot be used: {err}") from err
+    except OSError as err:
+        raise Invalid(f"{file} cannot be read: {err.strerror or err}") from err
+    except UnicodeDecodeError as err:
+        raise Invalid(f"{file} is not UTF-8 text") from err
+    from llmgw.settings.toml_text import parse_toml  # here: without such a file ctl starts sooner
+
+    table: dict[str, Any] = parse_toml(text, str(file))
     for key in ("server", "token", "ca"):
-        if not isinstance(table.get(key, ""), str):
-            raise Invalid(f"{file}: {key}: expected str")
+        if not isinstance(found := table.get(key, ""), str):
+            raise Invalid(f"{file}: {key}: expected a string, not {a_value(found)}")
     server = table.get("server", "")
     if server and (reason := url_fault(server)) is not None:
         raise Invalid(f"{file}: server: {reason}")
@@ -181,6 +191,33 @@ def _answers(server: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def router_port(server: str) -> Invalid:
+    """The error of an address that is a router's."""
+    return Invalid(
+        f"{server} is a router's port and no admin API: name the control plane's, [server] admin_listen, by default {DEFAULT_SERVER}",
+        code=ROUTER_PORT,
+    )
+
+
+def _is_router(server: str) -> bool:
+    """Does it say so? Asked without a token, of loopback addresses only; one that speaks TLS is not asked."""
+    import http.client
+    import json
+
+    scheme, host, port, base = split_url(server)
+    if scheme != "http":
+        return False
+    connection = http.client.HTTPConnection(host, port, timeout=LOOK_S)
+    try:
+        connection.request("GET", f"{base}/api/v1/status")
+        code = json.loads(connection.getresponse().read(ANSWER_BYTES_MAX))["error"]["code"]
+    except (OSError, http.client.HTTPException, ValueError, RecursionError, KeyError, TypeError):
+        return False
+    finally:
+        connection.close()
+    return bool(code == ROUTER_PORT)
 
 
 def _base(environ: Mapping[str, str], variable: str, usual: Path) -> Path:
