@@ -27,7 +27,7 @@ from llmgw.control.inventory import Inventory
 from llmgw.control.leadership import Leadership
 from llmgw.control.nodes import Nodes
 from llmgw.control.observed import Closing, Desired, MemoryNeed, Observed, ObservedReplica, PlanSettings
-from llmgw.control.planning import barrier, explain_replica
+from llmgw.control.planning import barrier, explain_model, explain_replica
 from llmgw.control.publisher import Publisher
 from llmgw.control.reconciler import Reconciler
 from llmgw.control.router_view import acknowledged_by_all, merged_use
@@ -253,9 +253,9 @@ class Controller:
         if kind == "model":
             spec = self.models.get(name)
             of = f"model/{spec.name}"
-            found = self.reconciler.reasons.get(of)
-            ready = sum(replica.state is ReplicaState.READY for replica in self.replicas() if replica.model == spec.name)
-            return found or Reason(of, f"{ready} of {spec.replicas.count} replicas ready; nothing is to be done")
+            if (found := self.reconciler.reasons.get(of)) is not None:
+                return found
+            return explain_model(spec, [replica for replica in self.replicas() if replica.model == spec.name])
         replica = self.replica(name)
         if (found := self.reconciler.reasons.get(of)) is not None:
             return found

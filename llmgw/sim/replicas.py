@@ -114,7 +114,7 @@ class SimReplicas:
         if one.report.state in (ReplicaState.STOPPED, ReplicaState.DRAINING):
             raise Conflict(f"replica {replica} is {one.report.state.value}")
         one.scope.cancel()
-        self._move(replica, ReplicaState.STARTING, why, attempt=1, pid=0)
+        self._move(replica, ReplicaState.STARTING, why, attempt=1, tries=1, failure="", pid=0)
         self._nursery.start_soon(self._live, replica)
 
     async def forget(self, replica: ReplicaId) -> None:
@@ -137,7 +137,8 @@ class SimReplicas:
         one.scope.cancel()
         self.stopped += 1
         self.event(AgentEvent("replica.crashed", f"replica/{replica}", "crashed: exit code 1"))
-        self._move(replica, ReplicaState.STARTING, "crashed: exit code 1", attempt=one.report.attempt + 1, pid=0)
+        attempt = one.report.attempt + 1
+        self._move(replica, ReplicaState.STARTING, "crashed: exit code 1", attempt=attempt, tries=attempt, failure="exit code 1", pid=0)
         self._nursery.start_soon(self._live, replica)
 
     def _find(self, replica: ReplicaId) -> _Running:
@@ -163,16 +164,18 @@ class SimReplicas:
                     await self._be_ready(replica)
                     return
                 self.stopped += 1
+                failure = "exit code 1: simulated crash"
                 if attempt >= order.restart.attempts:
-                    self._move(replica, ReplicaState.FAILED, "exit code 1", pid=0, exit_code=1, log_tail=("simulated crash",))
+                    crashed = {"exit_code": 1, "log_tail": ("simulated crash",), "failure": failure}
+                    self._move(replica, ReplicaState.FAILED, "exit code 1", pid=0, **crashed)
                     return
-                self._move(replica, ReplicaState.STARTING, "exit code 1", pid=0, attempt=attempt + 1)
+                self._move(replica, ReplicaState.STARTING, "exit code 1", pid=0, attempt=attempt + 1, tries=attempt + 1, failure=failure)
 
     async def _be_ready(self, replica: ReplicaId) -> None:
         """Ready, and for as long as it lives answering at its port where it serves at all."""
         one = self._running[replica]
         if self._serve is None:
-            self._move(replica, ReplicaState.READY, "")
+            self._move(replica, ReplicaState.READY, "", failure="")
             return
         async with trio.open_nursery() as nursery:
             try:
@@ -180,7 +183,7 @@ class SimReplicas:
             except OSError as err:
                 self._move(replica, ReplicaState.FAILED, f"cannot listen: {err.strerror or err}", pid=0)
             else:
-                self._move(replica, ReplicaState.READY, "")
+                self._move(replica, ReplicaState.READY, "", failure="")
 
     async def _end(self, replica: ReplicaId, why: str) -> None:
         await self._machine.sleep_until(self._machine.now_s() + self.behaviour.stop_s)

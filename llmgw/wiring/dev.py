@@ -17,6 +17,7 @@ import structlog
 import tomli_w
 import trio
 
+from llmgw.agent.agent import kill_engines
 from llmgw.domain.errors import EXIT_OK
 from llmgw.domain.files import unusable
 from llmgw.domain.model import ModelSpec, Profile, ReplicaCounts
@@ -114,7 +115,15 @@ async def _main(loaded: Loaded, data_dir: Path, nodes: Nodes) -> None:
     machine = RealMachine()
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        await nursery.start(wait_for_stop, stop.set, Hangup.STOPS)
+
+        def leave_nothing() -> None:
+            """Nobody starts a second `dev` to adopt what this one leaves."""
+            with contextlib.suppress(OSError):
+                os.unlink(data_dir / CTL_FILE)
+            if isinstance(nodes, ThisMachine):
+                kill_engines(machine, Path(loaded.settings.agent.data_dir))
+
+        await nursery.start(wait_for_stop, stop.set, Hangup.STOPS, leave_nothing)
 
         async def run() -> None:
             await _run(machine, loaded, data_dir, nodes, stop)

@@ -334,11 +334,21 @@ async def test_status_tells_what_needs_a_person(admin):
     await put(admin, "m1", table("m1"), If_None_Match="*")
     await until(lambda: admin.controller.reconciler.reasons.get("model/m1") is not None)
     status = (await admin.call("GET", "/api/v1/status")).json
-    (model,) = status["models"]
-    assert (model["name"], model["replicas_wanted"], model["ready"]) == ("m1", 1, 0)
+    assert (sum(status["models"].values()), status["replicas"], status["nodes"]) == (1, {}, {})
     (problem,) = status["problems"]
     assert problem.startswith("model m1: 0 of 1 ready")
-    assert set(status) == {"cluster_id", "leader", "build", "store", "models", "replicas", "nodes", "router", "problems"}
+    assert set(status) == {"cluster_id", "leader", "build", "store", "models", "replicas", "nodes", "router", "problems", "problems_more"}
+
+
+async def test_status_stays_small_however_large_the_cluster_is(admin):
+    names = [f"m{number:04}" for number in range(300)]
+    assert (await admin.call("POST", "/api/v1/models:apply", {"models": [table(name) for name in names]}, OPERATOR)).status == 200
+    await until(lambda: len(admin.controller.reconciler.reasons) == 300)
+    answer = await admin.call("GET", "/api/v1/status")
+    assert sum(answer.json["models"].values()) == 300
+    assert (len(answer.json["problems"]), answer.json["problems_more"]) == (100, 200)
+    assert len(answer.body) < 20_000
+    assert len((await admin.call("GET", "/api/v1/models")).json["models"]) == 300
 
 
 async def test_a_store_that_takes_no_writes_is_a_problem_until_it_does_again(tmp_path):

@@ -9,6 +9,8 @@ import attrs
 import pytest
 import trio
 
+from llmgw.admin.api.models import list_models
+from llmgw.admin.views import problems as found_problems
 from llmgw.agent.fence import FILE as FENCE_FILE
 from llmgw.control.controller import Objects
 from llmgw.domain.endpoint import AbsenceReason, EndpointUse
@@ -20,7 +22,7 @@ from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import ReplicaCounts
 from llmgw.domain.replica import ReplicaState
 from llmgw.protocol import messages as m
-from llmgw.settings.schema import EngineSettings
+from llmgw.settings.schema import EngineSettings, ReconcileSettings, Settings
 from llmgw.sim.channel import channel_pair
 from llmgw.sim.node import gpus
 from llmgw.sim.replicas import Behaviour
@@ -57,6 +59,23 @@ def test_a_model_without_a_ready_replica_is_listed_with_its_reason() -> None:
     run_world(main)
 
 
+def test_a_model_that_waits_for_its_turn_to_start_says_so_and_needs_nobody() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"), model("b"), model("huge", memory_mib=10**9))
+        await world.add_node("n1", behaviour=Behaviour(load_s=lambda order: 20.0))
+        await world.wait(lambda: {a.names: a.reason for a in world.router.endpoints.absences}.get(("b",)) is AbsenceReason.WAITING)
+        assert controller.explain("model/b").text == "waiting for its turn: as many replicas are starting as may at once (1)"
+        observed = controller.observe()
+        models = list_models(controller)
+        assert next(view for view in models if view["name"] == "b")["state"] == "waiting"
+        assert found_problems(models, observed.nodes, controller.replicas(), observed.now_s, controller.reconciler.reasons) == []
+        await world.wait(lambda: world.served("a") != [] and world.served("b") != [])
+        huge = [(("huge",), AbsenceReason.NO_CAPACITY)]
+        await world.wait(lambda: [(a.names, a.reason) for a in world.router.endpoints.absences] == huge)
+
+    run_world(main, settings=Settings(reconcile=ReconcileSettings(starts_max=1)))
+
+
 def test_an_impossible_model_is_pending_and_makes_no_loop_of_errors() -> None:
     async def main(world: World) -> None:
         controller = await world.start_control(model("eight", engine="vllm", command=(), checkpoint="/x", gpus=8))
@@ -80,6 +99,57 @@ def test_a_crashed_engine_is_restarted_in_place_and_its_endpoint_leaves_at_once(
         assert world.served("a") == []
         await world.wait(lambda: world.served("a") == [replica])
         assert "crashed" in " ".join(event.text for event in await world.store_events())
+
+    run_world(main)
+
+
+def test_agents_are_told_what_routers_get_of_their_engines_and_rarely_where_all_is_well() -> None:
+    async def main(world: World) -> None:
+        await world.start_control(model("m1"), model("m2"), model("m3"))
+        node = await world.add_node("n1")
+        await world.wait(lambda: len(world.router.ids()) == 3)
+        dumb, busy, idle = (EndpointId(world.served(name)[0]) for name in ("m1", "m2", "m3"))
+        node.replicas.heard.clear()
+        world.router.uses = {
+            dumb: EndpointUse(unanswered=3),
+            busy: EndpointUse(in_flight=4, silent_s=0.1, heard_s=0.1),
+            idle: EndpointUse(last_used_s=900.0, answers=10, heard_s=900.0),
+        }
+        await trio.sleep(25.5)
+        told = {name: [seen for seen in node.replicas.heard if seen.replica == name] for name in (dumb, busy, idle)}
+        assert len(told[dumb]) >= 20
+        assert told[dumb][0].unanswered == 3
+        assert len(told[busy]) == 3
+        assert told[busy][0].heard_s == 0.1
+        assert told[idle] == []
+
+    run_world(main)
+
+
+def test_attempts_that_fail_are_told_while_they_fail() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        behaviour = Behaviour(load_s=lambda order: 5.0, crashes=lambda order, attempt: attempt < 3)
+        await world.add_node("n1", behaviour=behaviour)
+
+        def problems() -> list[str]:
+            observed = controller.observe()
+            return found_problems([], observed.nodes, controller.replicas(), observed.now_s)
+
+        await world.wait(lambda: any(replica.state is ReplicaState.LOADING for replica in controller.replicas()))
+        assert problems() == []
+        (replica,) = controller.replicas()
+        assert controller.explain("model/a").text == f"0 of 1 replicas ready; {replica.id} is loading"
+        for attempt in (2, 3):
+            for state in (ReplicaState.STARTING, ReplicaState.LOADING):
+                await world.wait(lambda: [(r.state, r.report.tries) for r in controller.replicas()] == [(state, attempt)])  # noqa: B023
+                told = f"attempt {attempt} of 6, the one before: exit code 1: simulated crash"
+                assert problems() == [f"replica {replica.id} keeps failing: {told}"]
+                assert controller.explain("model/a").text == f"0 of 1 replicas ready; {replica.id} is {state.value} ({told})"
+                assert told in controller.explain(f"replica/{replica.id}").text
+        await world.wait(lambda: world.ready("a") != [])
+        assert problems() == []
+        assert controller.explain("model/a").text == "1 of 1 replicas ready; nothing is to be done"
 
     run_world(main)
 

@@ -14,6 +14,7 @@ from llmgw.domain.replica import ReplicaOrder, ReplicaReport, ReplicaState
 from llmgw.sim.engine import SimEngine
 from llmgw.sim.fleet import FleetPlan, behaviour
 from llmgw.sim.machine import SimMachine
+from llmgw.sim.node import SimNode, gpus
 from tests.programs import Admin, call, chat, free_port, free_ports, program, wait_for
 
 
@@ -44,6 +45,16 @@ def test_a_seed_decides_load_times_and_crashes() -> None:
 def test_an_impossible_fleet_is_refused_with_the_reason(plan: FleetPlan, named: str) -> None:
     with pytest.raises(Invalid, match=named):
         plan.check()
+
+
+async def test_a_simulated_node_has_what_a_machine_of_its_gpus_has() -> None:
+    async with trio.open_nursery() as nursery:
+        for count in (0, 8):
+            node = SimNode(SimMachine(1), nursery, "n1", lambda url: None, (), devices=gpus(count, "n1"))  # type: ignore[arg-type, return-value]
+            facts = node.facts()
+            assert facts.cpus >= 8 * count + 1
+            assert facts.memory_mib == next(device.total_mib for device in facts.devices if device.id == CPU_DEVICE)
+            assert facts.disk_free_mib > 1_000_000
 
 
 def test_no_two_nodes_share_a_port() -> None:
