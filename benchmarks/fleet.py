@@ -89,7 +89,7 @@ def _model(name: str) -> dict[str, object]:
 
 
 def _ready_nodes(admin: Admin) -> int:
-    return sum(node["state"] == "ready" for node in admin("GET", "/status")["nodes"])
+    return int(admin("GET", "/status")["nodes"].get("ready", 0))
 
 
 def _last_event(admin: Admin) -> int:

@@ -6,6 +6,7 @@ Who calls, what may they, was it answered before; then the handler; then one sha
 from __future__ import annotations
 
 import functools
+import gzip
 import ipaddress
 import json
 import re
@@ -38,6 +39,9 @@ from llmgw.store.admin_tokens import Role
 
 REQUEST_ID_BYTES: Final = 16
 SLOW_ANSWER_S: Final = 60.0  # for sending an answer that is no stream; a silent client is let go much earlier
+# A fleet's lists are megabytes of words that repeat; over a slow link they would come later than the console calls them fresh.
+GZIP_BYTES_MIN: Final = 16_384
+GZIP_LEVEL: Final = 1  # an eighth of the size or less; more effort makes little of it and takes several times as long
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _NOBODY: Final = Principal("", Role.VIEWER)
 log = structlog.get_logger("llmgw.admin")
@@ -163,10 +167,22 @@ class _Desk:
         response.headers.setdefault("Cache-Control", "no-store")
         response.headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
         response.headers["Referrer-Policy"] = "no-referrer"
+        if response.mimetype == "application/json":
+            await self._compress(response)
         rule = request.url_rule.rule if request.url_rule is not None else "none"
         self._metrics.count(request.method if rule != "none" else "other", rule, response.status_code)
         log.debug("admin request", method=request.method, path=request.path, status=response.status_code)
         return response
+
+    async def _compress(self, response: Response) -> None:
+        """A large answer for a client that takes it so. One with a revision stays as it is: its ETag names these bytes."""
+        if request.method != "GET" or "ETag" in response.headers or (response.content_length or 0) < GZIP_BYTES_MIN:
+            return
+        response.headers["Vary"] = "Accept-Encoding"
+        if request.accept_encodings.quality("gzip") > 0:
+            data = await response.get_data(as_text=False)
+            response.set_data(await self._controller.machine.run_sync(lambda: gzip.compress(data, GZIP_LEVEL, mtime=0)))
+            response.headers["Content-Encoding"] = "gzip"
 
     async def answer(self, route: Route, **names: str) -> ResponseReturnValue:
         """One call of one route, whatever comes of it."""

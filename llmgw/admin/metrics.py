@@ -50,8 +50,10 @@ class _Cluster(Collector):
         yield _gauge("llmgw_models", "Models in the catalog.", {(): float(len(controller.live.current.models))})
         wanted: dict[tuple[str, ...], float] = {(spec.name,): float(spec.replicas.count) for spec in controller.live.current.models}
         yield _gauge("llmgw_model_replicas_wanted", "Replicas asked for.", wanted, "model")
-        ready = CounterOf(replica.model for replica in replicas if replica.state is ReplicaState.READY)
-        yield _gauge("llmgw_model_replicas_ready", "Replicas that are ready.", {key: float(ready[key[0]]) for key in wanted}, "model")
+        ready = CounterOf(replica.model for replica in replicas if replica.state is ReplicaState.READY and replica.report.in_rotation)
+        yield _gauge(
+            "llmgw_model_replicas_ready", "Replicas that are ready and in rotation.", {key: float(ready[key[0]]) for key in wanted}, "model"
+        )
         states = CounterOf(replica.state for replica in replicas)
         shown: dict[tuple[str, ...], float] = {(state.value,): float(states[state]) for state in ReplicaState}
         yield _gauge("llmgw_replicas", "Replicas by state, as last reported.", shown, "state")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from llmgw.control.node_watch import EACH_MAX, some
@@ -17,7 +18,7 @@ from llmgw.domain.holds import Hold
 from llmgw.domain.ids import NodeId
 from llmgw.domain.model import ModelSpec
 from llmgw.domain.node import NodeState
-from llmgw.domain.plan import Reason
+from llmgw.domain.plan import Reason, Wait
 from llmgw.domain.replica import ReplicaState
 from llmgw.settings.objects import model_to_table
 from llmgw.store.nodes import StoredNode
@@ -51,6 +52,9 @@ def replica_view(replica: ObservedReplica, node: str, wall_s: float) -> dict[str
         "url": report.url,
         "pid": report.pid or None,
         "attempt": report.attempt,
+        "tries": report.tries,
+        "tries_max": order.restart.attempts,
+        "failure": report.failure,
         "generation": order.generation,
         "in_rotation": report.in_rotation and replica.state is ReplicaState.READY,
         "running": report.running,
@@ -75,11 +79,11 @@ def model_view(
         wanted = 1
         ready = sum(spec.name in endpoint.models for endpoint in endpoints.endpoints)
     else:
-        ready = sum(replica.state is ReplicaState.READY for replica in own)
+        ready = sum(replica.state is ReplicaState.READY and replica.report.in_rotation for replica in own)
     absence = next((absence for absence in endpoints.absences if spec.name in absence.names), None)
     told = reason.text if reason is not None else absence.text if absence is not None else ""
     if not told and ready < wanted:
-        told = next((replica.report.reason for replica in own if replica.report.reason), "")
+        told = next((text for replica in own if (text := replica.report.trouble or replica.report.reason)), "")
     state = _model_state(own, wanted, ready, "" if absence is None else absence.reason.value)
     return {
         "name": spec.name,
@@ -193,17 +197,26 @@ def event_view(event: Event) -> dict[str, Any]:
 
 
 def problems(
-    models: Iterable[Mapping[str, Any]], nodes: Iterable[ObservedNode], replicas: Iterable[ObservedReplica], now_s: float
+    models: Iterable[Mapping[str, Any]],
+    nodes: Iterable[ObservedNode],
+    replicas: Iterable[ObservedReplica],
+    now_s: float,
+    reasons: Mapping[str, Reason] = MappingProxyType({}),
 ) -> list[str]:
-    """What needs a person, a sentence each."""
+    """What needs a person, a sentence each. `reasons` are the last plan's, by object."""
     found = []
-    failed = [replica for replica in replicas if replica.state is ReplicaState.FAILED]
+    unwell = [
+        replica for replica in replicas if replica.state is ReplicaState.FAILED or (replica.state in _COMING and replica.report.trouble)
+    ]
     told = set()  # models whose line says which replica failed, and how
     for model in models:
+        reason = reasons.get(f"model/{model['name']}")
+        if reason is not None and reason.wait is Wait.TURN:
+            continue
         if model["state"] not in ("ready", "stopped", "loading"):
             why = f": {model['reason']}" if model["reason"] else ""
             found.append(f"model {model['name']}: {model['ready']} of {model['replicas_wanted']} ready, {model['state']}{why}")
-            if any(replica.id in why for replica in failed if replica.model == model["name"]):
+            if any(replica.id in why for replica in unwell if replica.state is ReplicaState.FAILED and replica.model == model["name"]):
                 told.add(model["name"])
     lost = sorted((node.name, now_s - node.heard_s) for node in nodes if node.state is NodeState.LOST)
     if len(lost) <= EACH_MAX:
@@ -211,7 +224,10 @@ def problems(
     else:
         least_s = min(silent_s for _, silent_s in lost)
         found.append(f"{len(lost)} nodes are lost: silent for {least_s:.0f} s or longer: {some([name for name, _ in lost])}")
-    for replica in failed:
-        if replica.model not in told:
-            found.append(f"replica {replica.id} failed: {replica.report.reason or 'no reason was given'}")
+    for replica in unwell:
+        report = replica.report
+        if replica.state is not ReplicaState.FAILED:
+            found.append(f"replica {replica.id} keeps failing: {report.trouble}")
+        elif replica.model not in told:
+            found.append(f"replica {replica.id} failed: {report.failure or report.reason or 'no reason was given'}")
     return found

@@ -13,13 +13,14 @@ import attrs
 import structlog
 import trio
 
-from llmgw.agent import facts, ports
+from llmgw.agent import facts, ports, processes
 from llmgw.agent.fence import Fence
 from llmgw.agent.gpus import GpuProbe
 from llmgw.agent.logs import LOG_BYTES_MAX
 from llmgw.agent.session import Dial, Sessions
 from llmgw.agent.supervisor import REPLICAS_FOLDER, Listener, Place, Supervisor
 from llmgw.domain.files import unusable
+from llmgw.domain.ids import NodeId
 from llmgw.domain.ports import Machine
 from llmgw.domain.replica import ReplicaReport
 from llmgw.protocol.messages import AgentEvent
@@ -101,6 +102,16 @@ async def run_agent(
         await nursery.start(_supervise, supervisor, stop_engines)
         nursery.start_soon(sessions.run)
         task_status.started()
+
+
+def kill_engines(machine: Machine, data_dir: Path) -> None:
+    """Ends at once, with their trees, all engines of the agent that keeps its state there, running or adopted. Blocking.
+
+    Raises OSError where the node's id cannot be read.
+    """
+    known = machine.disk.read(data_dir / facts.NODE_ID_FILE)
+    if known is not None:
+        processes.kill_all(processes.node_tag(NodeId(known.decode("utf-8", "replace").strip())))
 
 
 def _make_folders(data_dir: Path) -> None:

@@ -28,6 +28,7 @@ LOG_MODE: Final = 0o600  # engines print prompts
 SCAN_AGAIN_S: Final = 0.1  # between looks at a tree that is ending; most are gone at the first
 SCAN_AGAIN_S_MAX: Final = 0.5  # a look at thousands of processes costs tens of milliseconds
 SCAN_SLOWS_BY: Final = 1.3
+KILL_LOOKS_MAX: Final = 100  # of `kill_all`, which does not sleep; a few milliseconds each, and most trees are gone at the third
 KILL_CONFIRM_S: Final = 10.0  # a killed process that is still there after this is stuck in the kernel; its name is told
 _MIB: Final = 1024 * 1024
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -313,3 +314,19 @@ async def end_tree(
             told = True
             on_stuck(", ".join(str(process.pid) for process in members))
     return frozenset(ever)
+
+
+def kill_all(tag: str) -> None:
+    """KILL to every process with a start token of the node of that tag, and to its whole tree; no grace and no sleep. Blocking.
+
+    For a process that must end at once. Returns when none is left, or when those left are stuck in the kernel, the signal pending.
+    """
+    known: set[Identity] = set()  # also those that lose their parent, and with it what showed that they are ours
+    for _ in range(KILL_LOOKS_MAX):
+        everything = survey()
+        known |= {process.identity for process in everything if is_ours(process.token, tag)}
+        known = {process.identity for process in tree(everything, None, "", also=known)}
+        if not known:
+            return
+        for identity in known:
+            send_signal(identity, signal.SIGKILL)

@@ -162,6 +162,8 @@ class Replica:
             exit_code=life.exit_code,
             log_tail=self._log_tail,
             in_rotation=life.in_rotation,
+            tries=life.tries,
+            failure=life.failure,
         )
 
     def recall(self) -> None:
@@ -333,7 +335,7 @@ class Replica:
                 await self._machine.sleep_until(self._machine.now_s() + REFUSED_AGAIN_S)
                 if await self._look(WATCH_LOOK_LIMIT_S) is Look.REFUSED:
                     return self._bench(_REFUSED, "nothing listens on its port any more")
-            self._progress = progress.looked(self._progress, look)
+            self._progress = progress.looked(self._progress, look, self._machine.now_s())
             if look is not Look.BUSY:
                 self._progress = progress.counted(self._progress, await self._counters(), self._machine.now_s())
             if self.life.in_rotation:
@@ -345,9 +347,10 @@ class Replica:
                     self._bench("failing", f"{seen.failures} of its last {seen.answers} answers were errors")
                     await self._save()
                 elif verdict is Verdict.SUSPECT:
+                    began_s = self._machine.now_s()
                     failure = await self._probe(limit_s)
-                    if failure:
-                        return self._bench("stalled", f"no progress for {limit_s:g} s, and a probe failed: {failure}")
+                    if failure and not progress.moved_since(self._progress, began_s):
+                        return self._bench("stalled", f"no progress, and a probe failed: {failure}")
                     self._progress = progress.worked(self._progress, self._machine.now_s())
             else:
                 failure = await self._probe(limit_s)
@@ -428,9 +431,10 @@ class Replica:
         self._log_tail = await self._machine.run_sync(lambda: self.logs.tail(attempt))
         if self._asked_to_stop():  # it may have come while the log was read
             return
-        self._become(lifecycle.ended(self.life, self.order.restart, reason, exit_code, self._machine.now_s()))
+        last_line = self._log_tail[-1] if self._log_tail else ""
+        self._become(lifecycle.ended(self.life, self.order.restart, reason, exit_code, self._machine.now_s(), last_line))
         text = f"{reason}{f' ({detail})' if detail else ''} on attempt {attempt}"
-        last = f"; last line: {self._log_tail[-1]}" if self._log_tail else ""
+        last = f"; last line: {last_line}" if last_line else ""
         if self.life.state is ReplicaState.FAILED:
             self._tell("replica.failed", f"{text}; all {self.order.restart.attempts} attempts are used up{last}", Level.ERROR)
         else:

@@ -224,7 +224,9 @@ class Supervisor:
     def seen(self, seen: EngineSeen) -> None:
         found = self._replicas.get(seen.replica)
         if found is not None:
-            found.seen(Seen(seen.in_flight, seen.silent_s, seen.answers, seen.failures, self._machine.now_s()))
+            now_s = self._machine.now_s()
+            byte_s = None if seen.heard_s is None else now_s - seen.heard_s
+            found.seen(Seen(seen.in_flight, seen.silent_s, seen.answers, seen.failures, now_s, seen.unanswered, byte_s))
 
     async def log(self, request: LogRequest) -> LogChunk:
         found = self._replicas.get(request.replica)

@@ -1,12 +1,13 @@
 """The control plane in one nursery: its owners, built once, and the tasks that it supervises.
 
 The nursery's tasks are the design: leadership, events (the store's writer), publisher, reconciler, engine watch,
-housekeeping. A crash of leadership or of the store's writer ends the process; the others are started again, three times in a
+store watch, housekeeping. A crash of leadership or of the store's writer ends the process; the others are started again, three times in a
 minute. Sessions and the admin API are served by `wiring` beside it and call the owners here.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -27,7 +28,7 @@ from llmgw.control.leadership import Leadership
 from llmgw.control.node_watch import NodeWatch
 from llmgw.control.nodes import Nodes
 from llmgw.control.observed import Closing, Desired, MemoryNeed, Observed, ObservedReplica, PlanSettings
-from llmgw.control.planning import barrier, explain_replica
+from llmgw.control.planning import barrier, explain_model, explain_replica
 from llmgw.control.publisher import Publisher
 from llmgw.control.reconciler import Reconciler
 from llmgw.control.router_view import acknowledged_by_all, merged_use
@@ -51,6 +52,7 @@ from llmgw.store import events as event_rows
 from llmgw.store.audit import CLUSTER, Origin
 from llmgw.store.connection import Store
 
+STORE_LOOK_S: Final = 5.0  # how late the end of a full disk is noticed; the look costs a page of writing while it lasts
 HOUSEKEEPING_S: Final = 3600.0  # retention is counted in days
 DAY_S: Final = 86_400.0
 log = structlog.get_logger("llmgw.control")
@@ -256,9 +258,9 @@ class Controller:
         if kind == "model":
             spec = self.models.get(name)
             of = f"model/{spec.name}"
-            found = self.reconciler.reasons.get(of)
-            ready = sum(replica.state is ReplicaState.READY for replica in self.replicas() if replica.model == spec.name)
-            return found or Reason(of, f"{ready} of {spec.replicas.count} replicas ready; nothing is to be done")
+            if (found := self.reconciler.reasons.get(of)) is not None:
+                return found
+            return explain_model(spec, [replica for replica in self.replicas() if replica.model == spec.name])
         replica = self.replica(name)
         said = self.reconciler.reasons.get(of)
         nodes = {node.id: node for node in self.observe().nodes}
@@ -310,6 +312,7 @@ class Controller:
             nursery.start_soon(keep_running, self.machine, "reconciler", self.reconciler.run)
             nursery.start_soon(keep_running, self.machine, "engine watch", self._watch_engines)
             nursery.start_soon(keep_running, self.machine, "housekeeping", self._keep_house)
+            nursery.start_soon(keep_running, self.machine, "store watch", self._watch_store)
             task_status.started()
 
     async def _watch_leadership(self) -> None:
@@ -323,6 +326,21 @@ class Controller:
 
     async def _watch_engines(self) -> None:
         await watch_engines(self.machine, self.leadership, self.sessions, self.inventory.find, self.use)
+
+    async def _watch_store(self) -> None:
+        """Of a store that took no write: says so once, and finds out by itself when it does again, though nobody orders anything."""
+        told = False
+        while True:
+            if self.store.trouble:
+                if not told:
+                    log.error("the store takes no writes", error=self.store.trouble)
+                told = True
+                with contextlib.suppress(Unavailable):
+                    await self.store.prove_writable()
+            if told and not self.store.trouble:
+                log.warning("the store takes writes again")
+                told = False
+            await self.machine.sleep_until(self.machine.now_s() + STORE_LOOK_S)
 
     async def _keep_house(self) -> None:
         while True:

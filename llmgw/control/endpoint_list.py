@@ -9,7 +9,7 @@ from llmgw.domain.endpoint import Absence, AbsenceReason, Endpoint, EndpointList
 from llmgw.domain.ids import EndpointId, ReplicaId
 from llmgw.domain.model import Catalog, ModelSpec, Profile
 from llmgw.domain.placed import Filter
-from llmgw.domain.plan import Reason
+from llmgw.domain.plan import Reason, Wait
 from llmgw.domain.replica import ReplicaState
 
 _COMING = frozenset({ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.LOADING})
@@ -126,8 +126,8 @@ def _absence(model: ModelSpec, replicas: list[ObservedReplica], closing: set[Rep
         )
     elif rejections and all(rejection.filter is Filter.HOLD for rejection in rejections):
         why = AbsenceReason.HELD
-    elif reason is not None and not rejections and model.replicas.count > 0 and text.startswith("waiting"):
-        why = AbsenceReason.LOADING
+    elif reason is not None and reason.wait is not None:
+        why = AbsenceReason.WAITING if reason.wait is Wait.TURN else AbsenceReason.LOADING
     else:
         why = AbsenceReason.NO_CAPACITY
     return Absence(model.names, why, text)

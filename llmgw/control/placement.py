@@ -170,7 +170,8 @@ class Ledger:
             elif replica.state is ReplicaState.FAILED:
                 at.ports.add(order.port)
                 # Used its attempts here: closed until the model changes or somebody asks.
-                at.closed[order.model, order.profile.digest()] = f"replica {replica.id} failed here: {replica.report.reason}"
+                end = replica.report.failure or replica.report.reason
+                at.closed[order.model, order.profile.digest()] = f"replica {replica.id} failed here: {end}"
         for refusal in observed.refusals:
             if refusal.node in self._nodes:
                 self._nodes[refusal.node].closed[refusal.model, refusal.digest] = f"the agent refused: {refusal.text}"

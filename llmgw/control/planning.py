@@ -17,7 +17,7 @@ from llmgw.domain.ids import NodeId, ReplicaId, replica_id
 from llmgw.domain.model import ModelSpec, Profile
 from llmgw.domain.node import NodeState
 from llmgw.domain.placed import Placement, Rejection
-from llmgw.domain.plan import Action, Forget, Plan, Reason, Start, Stop, Withdraw
+from llmgw.domain.plan import Action, Forget, Plan, Reason, Start, Stop, Wait, Withdraw
 from llmgw.domain.replica import ReplicaOrder, ReplicaState
 
 LOOK_AGAIN_S: Final = 1.0  # with something under way; the reconciler's own tick bounds it from above when nothing is
@@ -51,8 +51,8 @@ class _Draft:
             self._ledger = Ledger(self.desired, self.observed)
         return self._ledger
 
-    def say(self, of: str, text: str, rejections: tuple[Rejection, ...] = ()) -> None:
-        self.reasons.append(Reason(of, text, rejections))
+    def say(self, of: str, text: str, rejections: tuple[Rejection, ...] = (), *, wait: Wait | None = None) -> None:
+        self.reasons.append(Reason(of, text, rejections, wait))
 
 
 def plan_replicas(desired: Desired, observed: Observed, fresh_ids: Iterator[str]) -> Plan:
@@ -261,7 +261,7 @@ def _least_worth_keeping(replica: ObservedReplica) -> tuple[bool, bool, float, s
 
 
 def explain_replica(replica: ObservedReplica, node: ObservedNode | None, said: str = "") -> Reason:
-    """Where a replica is and with what, what the last plan `said` of it, and why it was placed there.
+    """Where a replica is and with what, what the last plan `said` of it, how its attempts go, and why it was placed there.
 
     The why is the order's own: of the plan that placed it, whoever made that plan.
     """
@@ -273,8 +273,33 @@ def explain_replica(replica: ObservedReplica, node: ObservedNode | None, said: s
         parts.append(said)
     if replica.report.reason:
         parts.append(replica.report.reason)
+    if replica.report.trouble and replica.state in _COMING:
+        parts.append(replica.report.trouble)
     parts.append(f"placed here because: {order.placement.text}" if order.placement.text else "the build that placed it kept no reason")
     return Reason(f"replica/{replica.id}", "; ".join(parts), order.placement.passed)
+
+
+def explain_model(model: ModelSpec, replicas: Sequence[ObservedReplica]) -> Reason:
+    """Why a model is as it is where the plan changes nothing about it: what it still waits for, if anything."""
+    ready = [replica for replica in replicas if replica.state is _S.READY and replica.report.in_rotation]
+    text = f"{len(ready)} of {model.replicas.count} replicas ready"
+    waits = [f"{replica.id} is {_as_it_is(replica)}" for replica in sorted(replicas, key=lambda one: one.id) if replica not in ready]
+    if not waits:
+        return Reason(
+            f"model/{model.name}", f"{text}; {'nothing is to be done' if len(ready) >= model.replicas.count else 'not planned yet'}"
+        )
+    more = f"; and {len(waits) - WAITS_MAX} more" if len(waits) > WAITS_MAX else ""
+    return Reason(f"model/{model.name}", f"{text}; {'; '.join(waits[:WAITS_MAX])}{more}")
+
+
+WAITS_MAX: Final = 3  # replicas that one line names
+
+
+def _as_it_is(replica: ObservedReplica) -> str:
+    report = replica.report
+    state = "out of rotation" if replica.state is _S.READY else replica.state.value
+    why = report.failure or report.reason if replica.state is _S.FAILED else report.trouble or report.reason
+    return f"{state} ({why})" if why else state
 
 
 def _start_missing(
@@ -291,11 +316,12 @@ def _start_missing(
     started = 0
     while started < missing:
         if draft.blocked:
-            draft.say(f"model/{model.name}", draft.blocked)
+            draft.say(f"model/{model.name}", draft.blocked, wait=Wait.INVENTORY)
             draft.under_way = True
             break
         if draft.starts_left <= 0:
-            draft.say(f"model/{model.name}", f"{desired.settings.starts_max} replicas are starting, which is as many as may at once")
+            text = f"waiting for its turn: as many replicas are starting as may at once ({desired.settings.starts_max})"
+            draft.say(f"model/{model.name}", text, wait=Wait.TURN)
             draft.under_way = True
             break
         place = None
@@ -395,7 +421,8 @@ def _update(
     ready = [r for r in (*current, *outdated) if r.state is _S.READY]
     total = len(current) + len(outdated)
     if failed:
-        draft.say(of_model, f"the update has stopped: {failed[0].id} failed with the new profile: {failed[0].report.reason}")
+        end = failed[0].report.failure or failed[0].report.reason
+        draft.say(of_model, f"the update has stopped: {failed[0].id} failed with the new profile: {end}")
         return
     not_ready = [r for r in outdated if r.state is not _S.READY]
     if not_ready:  # it serves nobody, so it need not wait for its successor

@@ -10,7 +10,10 @@ from llmgw.domain.ports import UsageSource
 
 
 def merged_use(sources: Sequence[UsageSource]) -> Mapping[EndpointId, EndpointUse]:
-    """One view over several routers. Silence and refusal are judged by the most hopeful: one that gets bytes is enough."""
+    """One view over several routers. Silence and refusal are judged by the most hopeful: one that gets bytes is enough.
+
+    Attempts without a byte by the least hopeful: one that was last used yesterday says 0. They only lead to a probe.
+    """
     if len(sources) == 1:
         return sources[0].use()
     merged: dict[EndpointId, EndpointUse] = {}
@@ -28,6 +31,8 @@ def merged_use(sources: Sequence[UsageSource]) -> Mapping[EndpointId, EndpointUs
                 answers=before.answers + use.answers,
                 failures=before.failures + use.failures,
                 refused=before.refused and use.refused,
+                unanswered=max(before.unanswered, use.unanswered),
+                heard_s=min((one.heard_s for one in (before, use) if one.heard_s is not None), default=None),
             )
     return merged
 

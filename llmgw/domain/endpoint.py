@@ -57,6 +57,7 @@ class AbsenceReason(enum.Enum):
     """Why a known model has no ready endpoint: the 503's reason."""
 
     LOADING = "loading"
+    WAITING = "waiting"  # for its turn to start
     NO_CAPACITY = "no_capacity"
     DRAINING = "draining"
     UNREACHABLE = "unreachable"
@@ -100,7 +101,9 @@ class EndpointUse:
     """What one router has seen of one endpoint, also of a withdrawn one while requests still run there.
 
     `last_used_s` is seconds since it was last given a request. `silent_s` is how long no byte and no end has come from
-    any of its `in_flight` requests (0 with none). `failures` of the last `answers` (at most 10) were 5xx.
+    any of its `in_flight` requests (0 with none). `failures` of the last `answers` (at most 10) were 5xx. `unanswered` attempts in
+    a row brought no byte of it: no connection, a broken one, or silence that was given up. `heard_s` is seconds since a byte last
+    came, None where none did.
     """
 
     in_flight: int = 0
@@ -109,3 +112,5 @@ class EndpointUse:
     answers: int = 0
     failures: int = 0
     refused: bool = False  # the last connect was refused: nothing listens there
+    unanswered: int = 0
+    heard_s: float | None = None

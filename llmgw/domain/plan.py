@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import attrs
 
 from llmgw.domain.ids import NodeId, ReplicaId
@@ -52,13 +54,24 @@ class Forget:
 Action = Start | Withdraw | Stop | Forget
 
 
+class Wait(enum.Enum):
+    """What a model waits for that comes by itself."""
+
+    INVENTORY = "inventory"  # nodes known from earlier have not answered this leader yet
+    TURN = "turn"  # as many replicas are starting as may at once
+
+
 @attrs.frozen
 class Reason:
-    """Why a replica is where it is, or why a model lacks one. `object` is `replica/ID` or `model/NAME`."""
+    """Why a replica is where it is, or why a model lacks one. `object` is `replica/ID` or `model/NAME`.
+
+    `wait` is set where nothing is in the way but time.
+    """
 
     object: str
     text: str
     rejections: tuple[Rejection, ...] = ()
+    wait: Wait | None = None
 
 
 @attrs.frozen

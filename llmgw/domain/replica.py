@@ -96,7 +96,9 @@ class ReplicaReport:
 
     `age_s` is how long it has been in this state. `url` has no trailing slash and is empty before the engine has a port.
     `key` is the engine's own secret, which routers present. `running` is what the engine itself counts as in flight (None:
-    it does not tell). `exit_code` None with state FAILED: unknown (adopted). `log_tail` holds the last lines after a failure.
+    it does not tell). `exit_code` None with state FAILED: unknown (adopted). `log_tail` holds the last lines after a failure. `tries`
+    counts attempts in a row, of `order.restart.attempts`; `failure` is how the one before ended, with its last line of output, and
+    empty for the first and once it is ready.
     """
 
     order: ReplicaOrder
@@ -112,3 +114,10 @@ class ReplicaReport:
     exit_code: int | None = None
     log_tail: tuple[str, ...] = ()
     in_rotation: bool = True  # False while ready but stalled or failing: routers must not choose it
+    tries: int = 1
+    failure: str = ""
+
+    @property
+    def trouble(self) -> str:
+        """For people: which attempt this is and how the one before ended; empty where none has failed."""
+        return f"attempt {self.tries} of {self.order.restart.attempts}, the one before: {self.failure}" if self.failure else ""

@@ -176,7 +176,10 @@ class Command:
 
 @attrs.frozen
 class EngineSeen:
-    """What the routers together see of a replica's engine; the agent judges engines without counters by it."""
+    """What the routers together see of a replica's engine, as `domain.endpoint.EndpointUse` has it.
+
+    The agent judges by it engines without counters, and those that answer it no more.
+    """
 
     token: FencingToken
     replica: ReplicaId
@@ -184,6 +187,8 @@ class EngineSeen:
     silent_s: float
     answers: int
     failures: int
+    unanswered: int = 0
+    heard_s: float | None = None
 
 
 @attrs.frozen

@@ -118,7 +118,7 @@ class Connection(Waiter):
     """A client's connection, for as long as it lasts. Its task is the only one that reads from or waits on its socket."""
 
     __slots__ = (
-        "_admitted", "_call", "_comment_due_s", "_continued", "_first_byte", "_held", "_idle_s", "_outbox", "_progress", "_seen",
+        "_admitted", "_call", "_comment_due_s", "_continued", "_first_byte", "_heard", "_held", "_idle_s", "_outbox", "_progress", "_seen",
         "_sending", "_state", "_total_deadline_s", "busy", "chunked", "descriptor", "exchange", "head_sent", "lingering", "peer_closed",
         "reader", "router", "sent_bytes", "sock",
     )  # fmt: skip
@@ -145,6 +145,7 @@ class Connection(Waiter):
         self._sending = False
         self._idle_s = 0.0
         self._first_byte = False
+        self._heard = False
         self._total_deadline_s = math.inf
         self._comment_due_s = math.inf
         self._state: EndpointState | None = None
@@ -200,7 +201,7 @@ class Connection(Waiter):
             if self._idle_s:
                 self.deadline_s = now_s + self._idle_s
             if self._state is not None:
-                self._state.heard_at_s[self.exchange] = now_s
+                self._state.heard(now_s)
         # A client that reads slowly is no silence of the engine: then only the limit for the whole counts.
         limit_s = self._total_deadline_s if self._sending else min(self.deadline_s, self._total_deadline_s)
         if now_s >= limit_s:
@@ -307,11 +308,21 @@ class Connection(Waiter):
             try:
                 data = await self._receive()
             except Kicked as kick:
-                if kick.why is Kick.EXPIRED and not reader.at_rest:
+                if reader.at_rest:
+                    return None
+                if kick.why is Kick.EXPIRED and not self.peer_closed:
                     head = reader.current.head if reader.current is not None else None
                     await self._refuse(head, Problem(408, "request_timeout", "the request did not come to its end in time"))
+                elif kick.why is not Kick.STOPPING:
+                    self._left_early()
                 return None
+            except OSError:
+                if not reader.at_rest:
+                    self._left_early()
+                raise
             if not data:
+                if not reader.at_rest:
+                    self._left_early()
                 return None
             if reader.at_rest:  # the limits of the policy in force now, which may not be the one this wait began under
                 reader.max_head = router.policy.route.max_header_bytes
@@ -319,6 +330,13 @@ class Connection(Waiter):
             reader.feed(data)
         self.deadline_s = math.inf
         return reader.finished.popleft()
+
+    def _left_early(self) -> None:
+        """The client is gone before its request was whole: nobody is left to answer, and the log tells."""
+        current = self.reader.current
+        exchange = self._begin(current.head if current is not None else None)
+        self._mark(exchange, Kicked(Kick.CLIENT_GONE))
+        self._finish(exchange)
 
     async def _receive(self) -> bytes:
         while True:
@@ -331,7 +349,11 @@ class Connection(Waiter):
 
     async def _continue(self, request: Request) -> None:
         if request.head.expect == b"100-continue":
-            await self.send(http1.CONTINUE)
+            try:
+                await self.send(http1.CONTINUE)
+            except Kicked:
+                self._left_early()
+                raise
 
     async def _refuse_fault(self) -> None:
         fault = self.reader.fault
@@ -458,6 +480,7 @@ class Connection(Waiter):
 
     def heard(self) -> None:
         self._progress += 1
+        self._heard = True
         if self._first_byte:
             self._first_byte = False
             self._idle_s = self.router.policy.route.idle_timeout_s
@@ -633,6 +656,8 @@ class Connection(Waiter):
         outcome = Outcome.LEFT
         state.began(exchange, self.router.machine.now_s())
         self._state = state
+        self._heard = False
+        self._seen = self._progress
         try:
             failure = await self._converse(call, choice.candidate, state)
             outcome = Outcome.ANSWERED if failure is None else failure.outcome
@@ -648,6 +673,7 @@ class Connection(Waiter):
                 exchange,
                 outcome,
                 self.router.machine.now_s(),
+                heard=self._heard,
                 failures_max=route.breaker_failures,
                 cooldown_s=route.breaker_cooldown_s,
             )
@@ -776,7 +802,11 @@ class Connection(Waiter):
         self, call: Call, candidate: Candidate, state: EndpointState, upstream: Upstream, reader: ResponseReader
     ) -> Failure | None:
         status = reader.status
-        state.answered(status)
+        kind = (reader.get(b"content-type") or b"").lower()
+        plain = (reader.get(b"content-encoding") or b"identity").lower() == b"identity"
+        events = status < 300 and plain and kind.startswith(b"text/event-stream")
+        if not events:  # a stream's first event may yet be an error
+            state.answered(status)
         if status > 599:
             problem = Problem(
                 502, "upstream_invalid", f"the engine answered with a status that HTTP does not have ({status})", upstream=True
@@ -787,10 +817,8 @@ class Connection(Waiter):
         if status >= 300:
             problem = Problem(502, "upstream_redirect", f"the engine answered with a redirect ({status})", upstream=True)
             return Failure(problem, Outcome.FAILED, retry=True)
-        kind = (reader.get(b"content-type") or b"").lower()
-        plain = (reader.get(b"content-encoding") or b"identity").lower() == b"identity"
         rename = call.asked.model if candidate.engine_name != call.asked.model or call.exchange.model_label != call.asked.model else None
-        if plain and kind.startswith(b"text/event-stream"):
+        if events:
             return await self._deliver_events(call, state, upstream, reader, rename)
         return await self._deliver_bytes(call, state, upstream, reader, rename if plain and b"json" in kind else None)
 
@@ -839,6 +867,7 @@ class Connection(Waiter):
         exchange = call.exchange
         relay = EventRelay(self, upstream, reader, call.route, rename)
         first = await relay.begin()
+        state.answered(first.status if isinstance(first, Problem) else reader.status)
         if isinstance(first, Ended):
             return self._no_answer(call, first)
         if isinstance(first, Problem):

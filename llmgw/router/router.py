@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
+import attrs
 import trio
 
 from llmgw.domain.endpoint import EndpointList, EndpointUse, ListStamp
@@ -158,13 +159,11 @@ class Router:
             use = state.use(now_s)
             newer = found.get(state.endpoint.id)
             if newer is not None:  # it moved: what runs at the old address counts beside what runs at the new
-                use = EndpointUse(
-                    newer.in_flight + use.in_flight,
-                    min(newer.last_used_s, use.last_used_s),
-                    max(newer.silent_s, use.silent_s),
-                    newer.answers,
-                    newer.failures,
-                    newer.refused,
+                use = attrs.evolve(
+                    newer,
+                    in_flight=newer.in_flight + use.in_flight,
+                    last_used_s=min(newer.last_used_s, use.last_used_s),
+                    silent_s=max(newer.silent_s, use.silent_s),
                 )
             found[state.endpoint.id] = use
         return MappingProxyType(found)

@@ -27,6 +27,7 @@ POOL_IDLE_MAX: Final = 256  # per endpoint, chosen: above any batch size we know
 RESOLVED_S: Final = 30.0  # how long a name's addresses are kept; chosen: a moved engine is found within half a minute
 OUTCOMES_KEPT: Final = 10  # domain.endpoint.EndpointUse
 TRIED_ADDRESSES_MAX: Final = 3
+IMPATIENT_S: Final = 5.0  # chosen: a client that leaves sooner without a byte says nothing about the engine
 
 
 class Unreachable(Exception):
@@ -103,7 +104,9 @@ class EndpointState:
         self.requests = 0
         self.failures = 0
         self.outcomes: deque[bool] = deque(maxlen=OUTCOMES_KEPT)  # True: a 5xx
-        self.heard_at_s: dict[object, float] = {}  # when a byte last came, by exchange
+        self.unanswered = 0  # attempts in a row that brought no byte
+        self._began_at_s: dict[object, float] = {}  # of those in flight, the oldest first
+        self._heard_at_s: float | None = None  # when a byte or an end last came of any
         self.idle: list[Upstream] = []
         split = urlsplit(endpoint.url)
         self.tls = split.scheme == "https"
@@ -122,14 +125,25 @@ class EndpointState:
         self.requests += 1
         self.used = True
         self.last_used_at_s = now_s
-        self.heard_at_s[exchange] = now_s
+        self._began_at_s[exchange] = now_s
         self.breaker = self.breaker.began(now_s)
 
-    def left(self, exchange: object, outcome: Outcome, now_s: float, *, failures_max: int, cooldown_s: float) -> None:
-        """The request is over there, however it ended."""
+    def heard(self, now_s: float) -> None:
+        """A byte came."""
+        self._heard_at_s = now_s
+        self.unanswered = 0
+
+    def left(self, exchange: object, outcome: Outcome, now_s: float, *, heard: bool, failures_max: int, cooldown_s: float) -> None:
+        """The request is over there, however it ended. `heard`: the engine gave at least a byte."""
         self.in_flight -= 1
         self.last_used_at_s = now_s
-        self.heard_at_s.pop(exchange, None)
+        waited_s = now_s - self._began_at_s.pop(exchange, now_s)
+        if heard:
+            self.unanswered = 0
+            if outcome in (Outcome.ANSWERED, Outcome.FAILED):  # the engine ended it
+                self._heard_at_s = now_s
+        elif outcome is not Outcome.LEFT or waited_s >= IMPATIENT_S:
+            self.unanswered += 1
         self.breaker = self.breaker.ended(outcome, now_s, failures_max=failures_max, cooldown_s=cooldown_s)
         if outcome is Outcome.REFUSED:
             self.refused = True
@@ -143,9 +157,17 @@ class EndpointState:
         self.outcomes.append(status >= 500)
 
     def use(self, now_s: float) -> EndpointUse:
-        silent_s = max((now_s - heard for heard in self.heard_at_s.values()), default=0.0)
+        heard_s = None if self._heard_at_s is None else max(now_s - self._heard_at_s, 0.0)
+        silent_s = max(now_s - next(iter(self._began_at_s.values()), now_s), 0.0)  # since the oldest began, or since a byte came of any
         return EndpointUse(
-            self.in_flight, max(now_s - self.last_used_at_s, 0.0), silent_s, len(self.outcomes), sum(self.outcomes), self.refused
+            self.in_flight,
+            max(now_s - self.last_used_at_s, 0.0),
+            silent_s if heard_s is None else min(silent_s, heard_s),
+            len(self.outcomes),
+            sum(self.outcomes),
+            self.refused,
+            self.unanswered,
+            heard_s,
         )
 
     # --- connections

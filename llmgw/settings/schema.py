@@ -580,10 +580,21 @@ def _some_fault(value: tuple[str, ...]) -> str | None:
 
 
 def names_fault(value: tuple[str, ...]) -> str | None:
-    """Names in a list: none empty, none with control characters, none twice."""
-    if any(not name or any(c < " " or c == "\x7f" for c in name) for name in value):
-        return "a name must not be empty or hold control characters"
-    return addresses.repeated_fault(value)
+    """Names of models in a list: none empty, none that cannot be one, none twice."""
+    return next((fault for name in value if (fault := model_name_fault(name)) is not None), None) or addresses.repeated_fault(value)
+
+
+def model_name_fault(value: str) -> str | None:
+    """A name that clients and operators see and that stands in paths of addresses."""
+    if not value:
+        return "a name must not be empty"
+    if value in (".", ".."):  # every client and proxy takes them out of a path before it is sent
+        return f"{value!r} cannot be a name: in the path of an address it means a folder"
+    # Also those that turn the direction of what follows, or show as nothing: two names that look the same would be two models.
+    hidden = next((c for c in value if not c.isprintable()), None)
+    if hidden is not None:
+        return f"a name must not hold control characters or invisible ones; this one holds U+{ord(hidden):04X}"
+    return None
 
 
 def _env_fault(value: Mapping[str, str]) -> str | None:
@@ -656,8 +667,8 @@ class ProfileTable:
 class ModelTable:
     """`[[model]]`: what clients name. `ctl model apply -f FILE` takes the same tables."""
 
-    name: str = setting(help="What clients name.", scope=_O, applies=_LIVE, example="llama-8b")
-    aliases: tuple[str, ...] = setting((), help="Other names for it.", scope=_O, applies=_LIVE, example=("fast",))
+    name: str = setting(help="What clients name.", scope=_O, applies=_LIVE, check=model_name_fault, example="llama-8b")
+    aliases: tuple[str, ...] = setting((), help="Other names for it.", scope=_O, applies=_LIVE, check=names_fault, example=("fast",))
     kind: str = setting(
         "chat", help="What it does, which picks the probe.", scope=_O, applies=_LIVE, choices=tuple(kind.value for kind in ModelKind)
     )

@@ -19,6 +19,10 @@ from llmgw.sim.replicas import Behaviour, Serve, SimReplicas
 
 GPU_MIB: Final = 81_920
 CPU_MIB: Final = 262_144
+# Of a node: what machines of so many GPUs are sold with, rounded.
+CPUS: Final = 8
+CPUS_PER_GPU: Final = 16
+DISK_FREE_MIB: Final = 4 * 1024 * 1024
 FOLDER: Final = Path("/agent")  # on the simulated disk
 
 
@@ -62,6 +66,7 @@ class SimNode:
         self.replicas = SimReplicas(machine, nursery, behaviour or Behaviour(), devices or gpus(0, name), serve=serve)
 
     def facts(self) -> NodeFacts:
+        devices = self.replicas.devices()
         return NodeFacts(
             id=self.id,
             name=self.name,
@@ -71,7 +76,10 @@ class SimNode:
             facility=self._facility,
             labels=self._labels,
             ports=self._ports,
-            devices=self.replicas.devices(),
+            cpus=CPUS + CPUS_PER_GPU * sum(device.kind is DeviceKind.GPU for device in devices),
+            memory_mib=sum(device.total_mib for device in devices if device.kind is DeviceKind.CPU),
+            disk_free_mib=DISK_FREE_MIB,
+            devices=devices,
             engines=tuple(FoundEngine(engine, "sim") for engine in self._engines if engine != "openai"),
         )
 

@@ -41,7 +41,6 @@ class _Running:
     report: ReplicaReport
     since_s: float
     scope: trio.CancelScope
-    tries: int = 1  # starts in a row, which the policy counts; the report's attempt is of all its life
 
 
 class Serve(Protocol):
@@ -120,8 +119,7 @@ class SimReplicas:
         if one.report.state in (ReplicaState.STOPPED, ReplicaState.DRAINING):
             raise Conflict(f"replica {replica} is {one.report.state.value}")
         one.scope.cancel()
-        one.tries = 1
-        self._move(replica, ReplicaState.STARTING, why, attempt=one.report.attempt + 1, pid=0, exit_code=None)
+        self._move(replica, ReplicaState.STARTING, why, attempt=one.report.attempt + 1, tries=1, failure="", pid=0, exit_code=None)
         self._tell(replica, "replica.restarting", why)
         self._begin(replica)
 
@@ -172,7 +170,7 @@ class SimReplicas:
         order = one.report.order
         with scope:
             while True:
-                await self._machine.sleep_until(self._machine.now_s() + order.restart.delay_s(one.tries) + START_S)
+                await self._machine.sleep_until(self._machine.now_s() + order.restart.delay_s(one.report.tries) + START_S)
                 self._pid += 1
                 self.started += 1
                 self._move(replica, ReplicaState.LOADING, "", pid=self._pid)
@@ -188,16 +186,17 @@ class SimReplicas:
         one = self._running[replica]
         policy, attempt = one.report.order.restart, one.report.attempt
         rested = one.report.state is ReplicaState.READY and self._machine.now_s() - one.since_s >= policy.reset_after_s
-        one.tries = 1 if rested else one.tries + 1
+        tries = 1 if rested else one.report.tries + 1
+        failure = f"{CRASHED}: {LAST_LINE}"
         self.stopped += 1
         text = f"{CRASHED} on attempt {attempt}"
-        if one.tries > policy.attempts:
-            self._move(replica, ReplicaState.FAILED, CRASHED, pid=0, exit_code=1, log_tail=(LAST_LINE,))
+        if tries > policy.attempts:
+            self._move(replica, ReplicaState.FAILED, CRASHED, pid=0, exit_code=1, log_tail=(LAST_LINE,), failure=failure)
             used = f"all {policy.attempts} attempts are used up"
             self._tell(replica, "replica.failed", f"{text}; {used}; last line: {LAST_LINE}", Level.ERROR)
             return False
-        self._move(replica, ReplicaState.STARTING, CRASHED, pid=0, attempt=attempt + 1)
-        again = f"next start in {policy.delay_s(one.tries):.0f} s"
+        self._move(replica, ReplicaState.STARTING, CRASHED, pid=0, attempt=attempt + 1, tries=tries, failure=failure)
+        again = f"next start in {policy.delay_s(tries):.0f} s"
         self._tell(replica, "replica.crashed", f"{text}; {again}; last line: {LAST_LINE}", Level.WARNING)
         return True
 
@@ -212,13 +211,13 @@ class SimReplicas:
                 await nursery.start(self._serve, one.report)
             except OSError as err:
                 why = f"cannot listen: {err.strerror or err}"
-                self._move(replica, ReplicaState.FAILED, why, pid=0)
+                self._move(replica, ReplicaState.FAILED, why, pid=0, failure=why)
                 self._tell(replica, "replica.failed", f"{why} on attempt {one.report.attempt}", Level.ERROR)
             else:
                 self._ready(replica)
 
     def _ready(self, replica: ReplicaId) -> None:
-        self._move(replica, ReplicaState.READY, "")
+        self._move(replica, ReplicaState.READY, "", failure="")
         self._tell(replica, "replica.ready", f"ready on attempt {self._running[replica].report.attempt}")
 
     async def _end(self, replica: ReplicaId, why: str) -> None:

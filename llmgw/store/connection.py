@@ -52,6 +52,7 @@ class Store:
         self._schema = connections.schema
         self._free_readers = list(connections.readers)
         self._readers = connections.readers
+        self._trouble = ""
         self._write_turn = trio.Lock()
         self._read_turns = trio.Semaphore(max(1, len(connections.readers)))
         self._closed = False
@@ -90,6 +91,20 @@ class Store:
         """False where a newer build has changed the file so that this one may only follow."""
         return self._may_write
 
+    @property
+    def trouble(self) -> str:
+        """Why the last write did not reach the disk; empty once one has again. A person repairs it: a full disk, say."""
+        return self._trouble
+
+    async def prove_writable(self) -> None:
+        """A real commit that changes nothing but `trouble`. Raises `Unavailable`."""
+
+        def prove(connection: apsw.Connection) -> bool:
+            _touch(connection)
+            return True
+
+        await self._write(prove, changes=True)
+
     async def write(self, unit: Callable[Concatenate[apsw.Connection, int, P], T], epoch: int, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `unit(connection, epoch, ...)` in one immediate transaction, committed when it returns and undone when it raises.
 
@@ -114,22 +129,33 @@ class Store:
 
         return await self._write(claim)
 
-    async def _write(self, unit: Callable[[apsw.Connection], T]) -> T:
-        def work() -> T:
+    async def _write(self, unit: Callable[[apsw.Connection], T], *, changes: bool = False) -> T:
+        """`changes`: the unit writes a page though it changes no row."""
+
+        def work() -> tuple[T, bool]:
             with translated(self.path):
                 if not self._may_write:
                     raise Unavailable(
                         f"the store is at schema {self._schema}, which this build (schema {migrations.SCHEMA}) may read but not write",
                         code="schema_newer",
                     )
+                before = self._writer.total_changes()
                 with immediate(self._writer):
                     result = unit(self._writer)
                     self._check_identity()  # before the commit: a row written into a file that was moved away is a lost row
-                return result
+                return result, changes or self._writer.total_changes() != before
 
         async with self._write_turn:
             self._check_open()
-            return await self._run(work)
+            try:
+                result, written = await self._run(work)
+            except Unavailable as err:
+                if err.code == STORAGE_UNAVAILABLE:
+                    self._trouble = str(err)
+                raise
+            if written:  # a commit of nothing succeeds on a full disk too
+                self._trouble = ""
+            return result
 
     async def read(self, unit: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `unit(connection, ...)` in one read transaction: everything it reads is of one instant. Raises `Unavailable`."""
@@ -315,9 +341,14 @@ _OPTIONS: Final = (
 
 
 def _prove_writable(connection: apsw.Connection) -> None:
-    """A real commit of one page, which changes no row: a full or read-only disk is met at the start and not at the first order."""
+    """A real commit: a full or read-only disk is met at the start and not at the first order."""
     with immediate(connection):
-        connection.pragma("user_version", migrations.version(connection))
+        _touch(connection)
+
+
+def _touch(connection: apsw.Connection) -> None:
+    """Writes one page and changes no row."""
+    connection.pragma("user_version", migrations.version(connection))
 
 
 def _identity(path: str) -> tuple[tuple[int, int] | None, ...]:

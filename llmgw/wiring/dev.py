@@ -18,6 +18,7 @@ import structlog
 import tomli_w
 import trio
 
+from llmgw.agent.agent import kill_engines
 from llmgw.domain.errors import EXIT_OK, Invalid
 from llmgw.domain.files import words
 from llmgw.domain.model import ModelSpec, Profile, ReplicaCounts
@@ -121,17 +122,27 @@ def is_loopback(listen: str) -> bool:
 async def _main(loaded: Loaded, data_dir: Path, nodes: Nodes) -> None:
     machine = RealMachine()
     stop = trio.Event()
+    ctl_files: list[Path] = []
     async with trio.open_nursery() as nursery:
-        await nursery.start(wait_for_stop, stop.set, Hangup.STOPS)
+
+        def leave_nothing() -> None:
+            """Nobody starts a second `dev` to adopt what this one leaves."""
+            for file in ctl_files:
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
+            if isinstance(nodes, ThisMachine):
+                kill_engines(machine, Path(loaded.settings.agent.data_dir))
+
+        await nursery.start(wait_for_stop, stop.set, Hangup.STOPS, leave_nothing)
 
         async def run() -> None:
-            await _run(machine, loaded, data_dir, nodes, stop)
+            await _run(machine, loaded, data_dir, nodes, stop, ctl_files)
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(run)
 
 
-async def _run(machine: Machine, loaded: Loaded, data_dir: Path, nodes: Nodes, stop: trio.Event) -> None:
+async def _run(machine: Machine, loaded: Loaded, data_dir: Path, nodes: Nodes, stop: trio.Event, ctl_files: list[Path]) -> None:
     ended, agent_ended = trio.Event(), trio.Event()
     async with trio.open_nursery() as nursery:
 
@@ -143,7 +154,7 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, nodes: Nodes, s
         models = running.controller.models
         if nodes != ThisMachine(demo=True) and models.catalog.get(demo.MODEL_NAME) is not None:
             await models.remove(demo.MODEL_NAME)  # of an earlier run; before an agent can start it
-        with _told_to_ctl(machine, running) as ctl_words:
+        with _told_to_ctl(machine, running, ctl_files) as ctl_words:
             agent_scope = trio.CancelScope()
             agent = attrs.evolve(
                 loaded.settings.agent, control_planes=(running.admin_url,), token_file=str(running.agent_token_file), checkpoints_dir=""
@@ -172,15 +183,16 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, nodes: Nodes, s
 
 
 @contextlib.contextmanager
-def _told_to_ctl(machine: Machine, running: Running) -> Iterator[str]:
+def _told_to_ctl(machine: Machine, running: Running, written: list[Path]) -> Iterator[str]:
     """Lets `llmgw ctl`, and `llmgw sim`, find us for as long as we run; yields the words for the banner that work here.
 
-    A home that cannot be written is no reason not to run.
+    A home that cannot be written is no reason not to run. `written` is told the file first, for an end that comes before ours.
     """
     folder = running_dir(os.environ)
     file = folder / f"{running.admin_url.rpartition(':')[2]}.toml"  # of all that run, one has this port
     told = {"server": running.admin_url, "token": running.admin_token, "agent_token_file": str(running.agent_token_file)}
     named = f"`llmgw ctl --server {running.admin_url} status`"
+    written.append(file)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         machine.disk.write(file, tomli_w.dumps(told).encode())

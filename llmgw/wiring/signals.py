@@ -1,5 +1,7 @@
 """How a role is told to end: the first signal begins an orderly stop, the second ends the process at once.
 
+Engines of a server's or an agent's live on then and are adopted by the next agent; `dev` takes its own along.
+
 SIGHUP ends nothing. A router reloads its file on it; the other roles watch their file anyway, or have nothing to reload. In
 `dev` it means that the terminal was closed, which is Ctrl-C.
 """
@@ -28,12 +30,20 @@ class Hangup(enum.Enum):
     ELSEWHERE = "elsewhere"  # somebody else of this process takes it
 
 
-async def wait_for_stop(
-    stop: Callable[[], None], hangup: Hangup = Hangup.IGNORED, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    """Calls `stop` at the first SIGINT or SIGTERM; at the second the process ends without another word.
+def _nothing() -> None:
+    """Most roles leave what they started."""
 
-    Runs until cancelled: it has to be there for the second signal.
+
+async def wait_for_stop(
+    stop: Callable[[], None],
+    hangup: Hangup = Hangup.IGNORED,
+    last_act: Callable[[], None] = _nothing,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Calls `stop` at the first SIGINT or SIGTERM; at the second the process ends without another word, after `last_act`.
+
+    Runs until cancelled: it has to be there for the second signal. `last_act` blocks and is short.
     """
     watched = STOP_SIGNALS if hangup is Hangup.ELSEWHERE else (*STOP_SIGNALS, signal.SIGHUP)
     with trio.open_signal_receiver(*watched) as signals:
@@ -44,7 +54,10 @@ async def wait_for_stop(
                 log.info("SIGHUP ends nothing here; a changed file is taken by itself, where there is one")
                 continue
             if told:
-                os._exit(SECOND_SIGNAL_EXIT)
+                try:
+                    last_act()
+                finally:  # whatever became of it
+                    os._exit(SECOND_SIGNAL_EXIT)
             told = True
             log.info("stopping", signal=signal.Signals(number).name)
             stop()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from urllib.parse import quote
+
 import pytest
 import trio
 
 from llmgw.control.controller import Objects
+from llmgw.domain.errors import Unavailable
+from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.domain.model import Catalog, ModelSpec, Profile
 from llmgw.store import audit
-from llmgw.store.connection import Store
+from llmgw.store.connection import MEMORY, Store
 
 from .conftest import ADMIN, OPERATOR, VIEWER, running_admin, until
 
@@ -79,7 +85,7 @@ async def test_a_name_with_slashes_and_colons_is_one_model_however_it_is_written
     assert (await admin.call("DELETE", f"/api/v1/models/{path}", None, OPERATOR, If_Match="*")).status == 200
 
 
-@pytest.mark.parametrize("name", ["a%2520b", "%2Fabs", "a%2F%2Fb", "%C3%BC", "a%3Fb%23c", "x%2Fscale", "scale", "a%25b", "..", "a%20b"])
+@pytest.mark.parametrize("name", ["a%2520b", "%2Fabs", "a%2F%2Fb", "%C3%BC", "a%3Fb%23c", "x%2Fscale", "scale", "a%25b", "...", "a%20b"])
 async def test_odd_names_of_models_make_the_round_trip(admin, name):
     from urllib.parse import unquote
 
@@ -88,6 +94,17 @@ async def test_odd_names_of_models_make_the_round_trip(admin, name):
     assert (await admin.call("GET", f"/api/v1/models/{name}")).json["name"] == unquote(name)
     assert (await admin.call("POST", f"/api/v1/models/{name}/scale", {"count": 0}, OPERATOR)).status == 200
     assert (await admin.call("DELETE", f"/api/v1/models/{name}", None, OPERATOR, If_Match="*")).status == 200
+
+
+@pytest.mark.parametrize("name", ["..", ".", "m\u202egnp"])
+async def test_a_name_that_cannot_be_addressed_or_seen_is_refused(admin, name):
+    for asked in (
+        await put(admin, quote(name), table(name), If_None_Match="*"),
+        await admin.call("POST", "/api/v1/models:apply", {"models": [table(name)]}, OPERATOR),
+    ):
+        assert asked.status == 400
+        assert asked.json["error"]["faults"][0]["path"].endswith(".name")
+    assert (await admin.call("GET", "/api/v1/models")).json["models"] == []
 
 
 async def test_the_path_gives_the_name_where_the_table_has_none_and_a_second_one_is_refused(admin):
@@ -317,11 +334,60 @@ async def test_status_tells_what_needs_a_person(admin):
     await put(admin, "m1", table("m1"), If_None_Match="*")
     await until(lambda: admin.controller.reconciler.reasons.get("model/m1") is not None)
     status = (await admin.call("GET", "/api/v1/status")).json
-    (model,) = status["models"]
-    assert (model["name"], model["replicas_wanted"], model["ready"]) == ("m1", 1, 0)
+    assert (sum(status["models"].values()), status["replicas"], status["nodes"]) == (1, {}, {})
     (problem,) = status["problems"]
     assert problem.startswith("model m1: 0 of 1 ready")
-    assert set(status) == {"cluster_id", "leader", "build", "store", "models", "replicas", "nodes", "router", "problems"}
+    assert set(status) == {"cluster_id", "leader", "build", "store", "models", "replicas", "nodes", "router", "problems", "problems_more"}
+
+
+async def test_status_stays_small_however_large_the_cluster_is(admin):
+    names = [f"m{number:04}" for number in range(300)]
+    assert (await admin.call("POST", "/api/v1/models:apply", {"models": [table(name) for name in names]}, OPERATOR)).status == 200
+    await until(lambda: len(admin.controller.reconciler.reasons) == 300)
+    answer = await admin.call("GET", "/api/v1/status")
+    assert sum(answer.json["models"].values()) == 300
+    assert (len(answer.json["problems"]), answer.json["problems_more"]) == (100, 200)
+    assert len(answer.body) < 20_000
+    assert len((await admin.call("GET", "/api/v1/models")).json["models"]) == 300
+
+
+async def test_a_store_that_takes_no_writes_is_a_problem_until_it_does_again(tmp_path):
+    full = False
+
+    async def run(work):
+        if full:
+            raise Unavailable("storage unavailable: the disk is full", code=STORAGE_UNAVAILABLE)
+        return work()
+
+    async with running_admin(tmp_path, store=await Store.open(MEMORY, run)) as admin:
+        await until(lambda: admin.controller.reconciler.plans > 0)
+        full = True
+        refused = await admin.call("POST", "/api/v1/models:apply", {"models": [table("m1")]}, OPERATOR)
+        assert (refused.status, refused.code) == (503, "storage_unavailable")
+        (problem,) = (await admin.call("GET", "/api/v1/status")).json["problems"]
+        assert problem == "the store takes no writes, and orders are refused: storage unavailable: the disk is full"
+        ready = await admin.call("GET", "/ready", token=None)
+        assert (ready.status, "the disk is full" in ready.json["reasons"][0]) == (503, True)
+        full = False
+        assert (await admin.call("POST", "/api/v1/models:apply", {"models": [table("m1")]}, OPERATOR)).status == 200
+        assert not [text for text in (await admin.call("GET", "/api/v1/status")).json["problems"] if "writes" in text]
+        assert (await admin.call("GET", "/ready", token=None)).status == 200
+
+
+async def test_a_large_list_comes_compressed_to_those_who_take_it_so(admin):
+    names = [f"m{number:03}" for number in range(200)]
+    await admin.call("POST", "/api/v1/models:apply", {"models": [table(name) for name in names]}, OPERATOR)
+    whole = await admin.call("GET", "/api/v1/models")
+    assert "content-encoding" not in whole.headers
+    assert whole.headers["vary"] == "Accept-Encoding"
+    for accepted, packed in (("gzip, deflate, br", True), ("br, gzip;q=0", False), ("identity", False)):
+        got = await admin.call("GET", "/api/v1/models", accept_encoding=accepted)
+        assert ("content-encoding" in got.headers) == packed
+        data = gzip.decompress(got.body) if packed else got.body
+        assert [model["name"] for model in json.loads(data)["models"]] == names
+        assert not packed or len(got.body) * 8 < len(whole.body)
+    small = await admin.call("GET", "/api/v1/nodes", accept_encoding="gzip")
+    assert small.json == {"nodes": [], "next": None}
 
 
 async def test_ready_has_reasons_and_metrics_follow_the_cluster(admin):

@@ -53,9 +53,26 @@ def test_a_command_after_a_failure_gives_all_attempts_anew_and_new_log_files() -
     assert again.attempt == 2 * POLICY.attempts
 
 
+def test_how_the_try_before_ended_is_kept_until_this_one_is_ready_or_a_command_comes() -> None:
+    again = lifecycle.ended(lifecycle.ordered(Life(), 0.0), POLICY, "exited with code 1", 1, 0.0, "no memory")
+    assert again.failure == "exited with code 1: no memory"
+    loading = lifecycle.probing(lifecycle.spawned(again, 1.0), 2.0)
+    assert (loading.failure, loading.tries) == (again.failure, 2)
+    assert lifecycle.proved(loading, 3.0).failure == ""
+    assert lifecycle.restarted(loading, "asked", 3.0).failure == ""
+    failed, _ = crash_until_over(again)
+    assert failed.failure
+    assert lifecycle.ordered(failed, 4.0).failure == ""
+
+
 def test_a_stop_of_what_is_failed_ends_in_stopped() -> None:
     failed, _ = crash_until_over(lifecycle.ordered(Life(), 0.0))
     assert lifecycle.stopped(lifecycle.stopping(failed, "stop", 0.0), 0.0).state is S.STOPPED
+
+
+def test_one_that_was_stopped_on_the_bench_is_not_on_it_any_more() -> None:
+    gone = lifecycle.stopped(lifecycle.stopping(lifecycle.benched(ready(), "failing", 0.0), "stop", 0.0), 0.0)
+    assert gone.in_rotation
 
 
 class Lives(RuleBasedStateMachine):

@@ -10,6 +10,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
@@ -111,6 +112,18 @@ async def test_what_an_engine_writes_steers_nobodys_terminal(tmp_path: Path) -> 
         assert report.log_tail[-1] == "CUDA error: fake"
         assert [event.text for event in b.events if "last line: CUDA error: fake" in event.text]
         assert not [event.text for event in b.events if not event.text.isprintable()]
+
+
+async def test_while_attempts_fail_the_report_says_which_this_is_and_how_the_one_before_ended(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.supervisor.start(order("crash,after=0"))
+        failed = await b.wait_state(S.FAILED)
+        told = [(report.state, report.tries, report.failure) for report in b.reports if report.state in (S.STARTING, S.LOADING)]
+        end = "exited with code 1: CUDA error: fake"
+        assert [one for index, one in enumerate(told) if one not in told[:index]] == [
+            (S.STARTING, 1, ""), (S.LOADING, 1, ""), (S.STARTING, 2, end), (S.LOADING, 2, end), (S.STARTING, 3, end), (S.LOADING, 3, end),
+        ]  # fmt: skip
+        assert (failed.tries, failed.failure) == (3, end)
 
 
 async def test_a_failed_replica_starts_again_only_by_a_command_and_with_a_fresh_count(tmp_path: Path) -> None:
@@ -273,6 +286,44 @@ async def test_slow_answers_of_the_readiness_path_do_not_restart_an_engine(tmp_p
             await trio.sleep(1.0)
         assert b.report().pid == report.pid
         assert b.report().in_rotation
+
+
+async def test_a_frozen_engine_that_nobody_asks_leaves_the_rotation_and_is_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmgw.agent.replica.WATCH_LOOK_LIMIT_S", 0.3)
+    async with bench(tmp_path) as b:
+        await b.supervisor.start(order(progress_limit_s=1.0))
+        before = await b.wait_state(S.READY)
+        os.kill(before.pid, signal.SIGSTOP)
+        await b.wait(lambda: b.report().attempt == 2)
+        stalled = next(report for report in b.reports if report.state is S.READY and not report.in_rotation)
+        assert stalled.reason == "stalled"
+        after = await b.wait_state(S.READY)
+        assert after.in_rotation
+        assert processes.identify(before.pid) is None
+
+
+async def test_an_engine_that_routers_get_no_byte_of_is_probed_at_once(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.supervisor.start(order("hang=1", progress_limit_s=2.0))
+        before = await b.wait_state(S.READY)
+        b.supervisor.seen(attrs.evolve(seen(), unanswered=3))
+        await b.wait(lambda: b.report().attempt == 2)
+        assert "replica.stalled" in b.kinds()
+        assert (await b.wait_state(S.READY)).pid != before.pid
+
+
+async def test_a_probe_that_waits_behind_much_work_does_not_end_an_engine_that_works(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.supervisor.start(order("hang=1", progress_limit_s=0.5))
+        before = await b.wait_state(S.READY)
+        b.supervisor.seen(attrs.evolve(seen(in_flight=9), unanswered=3))
+        for _ in range(8):
+            await trio.sleep(0.25)
+            b.supervisor.seen(attrs.evolve(seen(in_flight=9, silent_s=0.1), heard_s=0.0))
+        assert (b.report().pid, b.report().in_rotation) == (before.pid, True)
+        assert "replica.stalled" not in b.kinds()
 
 
 async def test_an_engine_whose_answers_are_errors_is_benched_as_failing(tmp_path: Path) -> None:

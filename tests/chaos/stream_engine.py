@@ -1,4 +1,7 @@
-"""A small engine for tests: `--port P`. `/health` is 200; a chat answers at once, or streams one event every 50 ms for `max_tokens`."""
+"""A small engine for tests: `--port P`. `/health` is 200; a chat answers at once, or streams one event every 50 ms for `max_tokens`.
+
+With `--say TEXT`, as often as there are turns, a stream holds the words of the turn's text instead.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,19 @@ import json
 import os
 import sys
 import time
+from itertools import pairwise
 from typing import Any
 
 port = int(sys.argv[sys.argv.index("--port") + 1])
 key = os.environ.get("LLMGW_API_KEY", "")
+says = [text for flag, text in pairwise(sys.argv) if flag == "--say"]
+
+
+def words(asked: dict[str, Any]) -> list[str]:
+    if says:
+        turn = sum(message["role"] == "user" for message in asked["messages"])
+        return [f"{word} " for word in says[(turn - 1) % len(says)].split(" ")]
+    return [f"{os.getpid()}/{number} " for number in range(int(asked.get("max_tokens", 10)))]
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -40,8 +52,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        for number in range(int(asked.get("max_tokens", 10))):
-            delta = {"index": 0, "delta": {"content": f"{os.getpid()}/{number} "}, "finish_reason": None}
+        for word in words(asked):
+            delta = {"index": 0, "delta": {"content": word}, "finish_reason": None}
             self.chunk({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": asked["model"], "choices": [delta]})
             time.sleep(0.05)
         end = {"index": 0, "delta": {}, "finish_reason": "stop"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -229,6 +231,39 @@ def test_a_killed_engine_leaves_the_list_at_once_is_restarted_in_place_and_the_e
     (crashed,) = site.admin.events("replica.crashed")
     assert "signal 9" in crashed["text"] or "SIGKILL" in crashed["text"]
     assert site.admin.wait_ready("b")[0]["pid"] == other["pid"]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_frozen_engine_leaves_the_list_with_its_reason_and_is_restarted_in_place(site: Site, asked: bool) -> None:
+    """Its kernel still takes connections, and soon not even that. With and without clients that ask for it."""
+    with (site.folder / "server.toml").open("a") as file:
+        file.write("connect_timeout_s = 0.5\nfirst_byte_timeout_s = 1\n[engines.command]\nprogress_limit_s = 3\n")
+    site.start_server()
+    site.start("agent")
+    site.admin.apply(site.model("m"))
+    (row,) = site.admin.wait_ready("m")
+    psutil.Process(row["pid"]).suspend()
+    with contextlib.ExitStack() as held:
+        for _ in range(20):  # the queue of connections that it does not take is full
+            filler = held.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", int(row["url"].rpartition(":")[2])))
+
+        def benched() -> bool:
+            if asked:
+                chat(site.address, "m")
+            (now,) = site.admin.replicas("m")
+            return not now["in_rotation"] and now["reason"] == "stalled"
+
+        wait_for(benched, "it is out of rotation")
+        assert "m" in " ".join(site.admin("GET", "/status")["problems"])
+        status, answer = chat(site.address, "m")
+        assert (status, answer["error"]["code"]) == (503, "unreachable")
+    (after,) = wait_for(lambda: [one for one in site.admin.replicas("m") if one["in_rotation"]], "it is ready again")
+    assert (after["id"], after["attempt"]) == (row["id"], 2)
+    assert chat(site.address, "m")[0] == 200
+    assert not psutil.pid_exists(row["pid"])
+    assert "a probe failed" in site.admin.events("replica.stalled")[0]["text"]
 
 
 def test_a_removed_model_is_withdrawn_before_its_engine_stops_and_its_stream_ends_whole(site: Site) -> None:

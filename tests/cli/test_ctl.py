@@ -19,25 +19,47 @@ STATUS = {
     "leader": {"owner": "ctl-1-ab", "holder": "ctl-1", "epoch": 3, "is_me": True, "power": "confirmed"},
     "build": "0.1.0",
     "store": {"mode": "file", "durability": "local"},
-    "models": [{"name": "m1", "replicas_wanted": 2, "ready": 1, "state": "degraded", "reason": "no_capacity"}],
+    "models": {"degraded": 1},
     "replicas": {"ready": 1, "failed": 0},
-    "nodes": [{"name": "gpu-1", "state": "ready", "cordoned": True, "facility": "room-1"}],
+    "nodes": {"ready": 1},
     "router": {"embedded": True, "generation": 4, "endpoints": 1},
     "problems": [],
+    "problems_more": 0,
 }
+MODELS = {"models": [{"name": "m1", "replicas_wanted": 2, "ready": 1, "state": "degraded", "reason": "no_capacity"}], "next": None}
+NODES = {"nodes": [{"name": "gpu-1", "state": "ready", "cordoned": True, "facility": "room-1"}], "next": None}
+
+
+def on_status(api: FakeApi, *answers: object) -> None:
+    api.on("GET /api/v1/status", *answers)
+    api.on("GET /api/v1/models", MODELS)
+    api.on("GET /api/v1/nodes", NODES)
 
 
 def test_status_shows_who_leads_what_is_ready_and_what_is_wrong(ctl: Run, api: FakeApi):
-    api.on("GET /api/v1/status", STATUS)
+    on_status(api, STATUS)
     ran = ctl("status")
     assert ran.code == 0
     assert "leader    ctl-1 (epoch 3, confirmed)" in ran.out
     assert "store     file, durability local" in ran.out
     assert "router    embedded, generation 4, 1 endpoint\n" in ran.out
+    assert "models    1 degraded\n" in ran.out
     assert "replicas  1 ready\n" in ran.out
+    assert "nodes     1 ready\n" in ran.out
     assert "m1     1/2    degraded  no_capacity" in ran.out
     assert "gpu-1  ready,cordoned  room-1" in ran.out
     assert ran.out.endswith("no problems\n")
+
+
+def test_status_of_a_large_cluster_is_counts_and_asks_for_no_lists(ctl: Run, api: FakeApi):
+    many = {"models": {"ready": 400, "loading": 3}, "nodes": {"ready": 299, "lost": 1}, "problems": ["node n2 is lost"], "problems_more": 7}
+    on_status(api, {**STATUS, **many})
+    ran = ctl("status")
+    assert "models    400 ready, 3 loading\n" in ran.out
+    assert "nodes     299 ready, 1 lost\n" in ran.out
+    assert ran.out.endswith("problems:\n  - node n2 is lost\n  - and 7 more\n")
+    assert [request.path for request in api.requests] == ["/api/v1/status"]
+    assert ctl("status", "--check").out == "not well: node n2 is lost; and 7 more\n"
 
 
 def test_status_check_is_one_line_and_an_exit_code(ctl: Run, api: FakeApi):
@@ -49,11 +71,11 @@ def test_status_check_is_one_line_and_an_exit_code(ctl: Run, api: FakeApi):
 
 
 def test_status_of_a_cluster_that_nobody_leads_says_so(ctl: Run, api: FakeApi):
-    api.on("GET /api/v1/status", {**STATUS, "leader": None, "models": [], "nodes": [], "router": None})
+    api.on("GET /api/v1/status", {**STATUS, "leader": None, "models": {}, "nodes": {}, "router": None})
     ran = ctl("status")
     assert ran.code == 0
     assert "nobody is known to lead" in ran.out
-    assert "no models" in ran.out
+    assert "models    none" in ran.out
 
 
 def test_output_is_json_or_toml_where_it_is_asked_for_before_or_after_the_noun(ctl: Run, api: FakeApi):
@@ -131,13 +153,13 @@ def test_a_server_that_is_not_there_is_unavailable(run: Run, monkeypatch: pytest
 def test_no_proxy_of_the_environment_is_used(ctl: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    api.on("GET /api/v1/status", STATUS)
+    on_status(api, STATUS)
     assert ctl("status").code == 0
 
 
 def test_a_servers_path_goes_first(run: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LLMGW_TOKEN", "t0ken-of-the-test")
-    api.on("GET /admin/api/v1/status", STATUS)
+    api.on("GET /admin/api/v1/status", {**STATUS, "models": {}, "nodes": {}})
     assert run("ctl", "--server", f"{api.url}/admin/", "status").code == 0
 
 

@@ -43,7 +43,7 @@ def loaded_modules(*args: str, **environ: str) -> set[str]:
 
 
 def test_version_check_and_ctl_load_no_server_code(api: FakeApi, tmp_path: Path):
-    api.on("GET /api/v1/status", {"models": [], "problems": []})
+    api.on("GET /api/v1/status", {"models": {}, "problems": []})
     api.on("POST /api/v1/models:apply", {"changes": [], "revision": 1})
     models = tmp_path / "m.toml"
     models.write_text('[[model]]\nname = "m"\n[[model.profile]]\nengine = "ollama"\n')

@@ -32,7 +32,7 @@ objects = st.dictionaries(st.sampled_from(_KEYS), bodies, max_size=8)
 @given(objects)
 def test_any_object_can_be_shown(body):
     for lines in (
-        status.status_lines(body),
+        status.status_lines(body, lambda noun: [body]),
         explain._lines(body),
         output.details(body),
         model._model_lines(body),

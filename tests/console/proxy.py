@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import re
 import threading
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.upstream, self.prefix = upstream, prefix
         self.seen: list[tuple[str, str, int]] = []
+        self.cut = ""  # an expression for paths below the prefix whose requests get no answer but a closed connection
         self.address = f"127.0.0.1:{self.server_address[1]}"
 
 
@@ -29,6 +31,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path != prefix and not self.path.startswith(f"{prefix}/"):
             self.server.seen.append((self.command, self.path, 404))
             self.send_error(404)
+            return
+        if self.server.cut and re.match(self.server.cut, self.path.removeprefix(prefix)):
+            self.server.seen.append((self.command, self.path, 0))
+            self.close_connection = True
             return
         upstream = http.client.HTTPConnection(self.server.upstream, timeout=60)
         with contextlib.closing(upstream), contextlib.suppress(OSError):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from urllib.parse import quote
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.programs import wait_for
+from tests.programs import call, wait_for
 
 from .conftest import HOSTILE, OnTerminal, Page
 from .proxy import stripping_proxy
@@ -262,6 +263,202 @@ def test_old_data_is_called_old(dev: OnTerminal, page: Page) -> None:
         page.until(lambda: "Not updated since" not in page.text() and "Live" in page.text(".fresh"), "it is fresh again", 60)
 
 
+def test_a_short_interruption_is_told_at_once_and_is_over_when_answers_come_again(dev: OnTerminal, page: Page) -> None:
+    with stripping_proxy(f"127.0.0.1:{dev.admin_port}", "/p") as proxy:
+        page.sign_in(dev, f"http://{proxy.address}/p/")
+        page.until(lambda: page.text(".fresh") == "Live", "it is live")
+        proxy.cut = "/api/v1/(status|replicas|models|nodes)"  # and the stream of events lives on
+        page.sees("Interrupted", ".fresh", 14)  # before the page is called old
+        assert not page.all(".stale")
+        proxy.cut = ""
+        page.until(lambda: page.text(".fresh") == "Live", "it is live again", 14)
+
+
+def test_while_nobody_answers_the_page_never_says_live(dev: OnTerminal, page: Page) -> None:
+    with stripping_proxy(f"127.0.0.1:{dev.admin_port}", "/p") as proxy:
+        proxy.cut = r"/api/v1/events(\?after|$)"  # the stream, which is tried again every few seconds
+        page.sign_in(dev, f"http://{proxy.address}/p/")
+        page.sees("Live every 5 s", ".fresh")
+        proxy.cut = "/api/"
+        page.sees("Interrupted", ".fresh", 14)
+        page.driver.execute_script(
+            "window.told = new Set(); const look = () => window.told.add(document.querySelector('.fresh')?.innerText);"
+            "look(); new MutationObserver(look).observe(document.body, {subtree: true, childList: true, characterData: true})"
+        )
+        begun = len(proxy.seen)
+        page.until(lambda: len([one for one in proxy.seen[begun:] if "/events?after" in one[1]]) >= 3, "three tries of the stream")
+        assert {text for text in page.driver.execute_script("return [...window.told]") if text} == {"Interrupted, trying again"}
+
+
+def test_a_slow_link_does_not_make_fresh_data_old(dev: OnTerminal, page: Page) -> None:
+    page.sign_in(dev)
+    page.sees("Live", ".fresh")
+    readings = "return performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/v1/replicas')).length"
+    page.driver.execute_script(
+        "window.old = [];"
+        "setInterval(() => { const told = document.querySelector('.stale'); if (told) window.old.push(told.textContent) }, 100)"
+    )
+    page.driver.execute_cdp_cmd("Network.enable", {})
+    slow = {"offline": False, "latency": 0, "downloadThroughput": 1_000, "uploadThroughput": 100_000}  # a reading takes seconds
+    page.driver.execute_cdp_cmd("Network.emulateNetworkConditions", slow)
+    before = page.driver.execute_script(readings)
+    page.until(
+        lambda: page.driver.execute_script(readings) >= before + 4 or page.driver.execute_script("return window.old.length"),
+        "four readings",
+        90,
+    )
+    assert page.driver.execute_script("return window.old") == []
+
+
+def test_signing_out_forgets_the_chat_and_the_key(dev: OnTerminal, page: Page) -> None:
+    page.sign_in(dev)
+    page.go("playground")
+    page.one("#draft").send_keys("my question", Keys.ENTER)
+    page.sees("my question", ".turn.user")
+    page.button("Stop").click()
+    page.fill(".fields input[type=password]", "sk-secret")
+    page.fill("#draft", "unsent words")
+    page.button("Sign out").click()
+    page.sees("You have signed out")
+    page.one("#token").send_keys(dev.token, Keys.ENTER)
+    page.sees("Playground", "h1")
+    assert not page.all(".turn")
+    assert page.one(".fields input[type=password]").get_attribute("value") == ""
+    assert page.one("#draft").get_attribute("value") == ""
+
+
+def test_a_sign_out_that_nobody_answers_is_not_called_done_and_is_finished_later(dev: OnTerminal, page: Page) -> None:
+    with stripping_proxy(f"127.0.0.1:{dev.admin_port}", "/p") as proxy:
+        page.sign_in(dev, f"http://{proxy.address}/p/")
+        (cookie,) = page.driver.get_cookies()
+        first = page.driver.current_window_handle
+        page.driver.switch_to.new_window("window")
+        page.driver.get(f"http://{proxy.address}/p/console/")
+        page.sees("Overview", "h1")
+        proxy.cut = "/session"
+        page.button("Sign out").click()
+        page.sees("could not be ended yet")
+        assert "signed out" not in page.text()
+        page.driver.switch_to.window(first)
+        page.sees("could not be ended yet")
+        page.driver.refresh()  # the cookie lives on, and must not let anybody in
+        page.sees("could not be ended yet")
+        assert not page.all("nav")
+        proxy.cut = ""
+        page.sees("You have signed out.")
+    status, _ = call(f"127.0.0.1:{dev.admin_port}", "GET", "/session", headers={"cookie": f"{cookie['name']}={cookie['value']}"})
+    assert status == 401
+
+
+def test_only_the_other_tabs_say_that_another_tab_signed_out(dev: OnTerminal, page: Page) -> None:
+    page.sign_in(dev)
+    first = page.driver.current_window_handle
+    page.driver.switch_to.new_window("window")
+    page.driver.get(dev.url)
+    page.sees("Overview", "h1")
+    page.driver.execute_script(
+        "window.told = new Set();"
+        "const seen = new MutationObserver(() => window.told.add(document.body.innerText));"
+        "seen.observe(document.body, {subtree: true, childList: true})"
+    )
+    page.button("Sign out").click()
+    page.sees("You have signed out.")
+    assert not [text for text in page.driver.execute_script("return [...window.told]") if "in another tab" in text]
+    page.driver.switch_to.window(first)
+    page.sees("You have signed out in another tab.")
+
+
+def test_orders_keep_the_keyboards_focus(dev: OnTerminal, page: Page) -> None:
+    page.sign_in(dev)
+    page.go("models", "m1")
+    page.sees("Replicas", ".controls")
+
+    def focused(what: str) -> None:
+        script = "const a = document.activeElement; return a.getAttribute('aria-label') || a.id || a.innerText"
+        page.until(lambda: page.driver.execute_script(script) == what, f"focus on {what}", 10)
+
+    def press(*keys: str) -> None:
+        page.driver.switch_to.active_element.send_keys(*keys)
+
+    page.driver.execute_script("arguments[0].focus()", page.button("Restart"))
+    press(Keys.ENTER)
+    focused("Restart: are you sure?")
+    press(Keys.ESCAPE)
+    focused("Restart")
+    press(Keys.ENTER)
+    press(Keys.TAB, Keys.TAB)
+    focused("No")
+    press(Keys.ENTER)
+    focused("Restart")
+    page.fill(".controls input", "99")
+    press(Keys.ENTER)
+    page.sees("must be between", ".controls .told")
+    page.fill(".controls input", "3")
+    press(Keys.ENTER)
+    try:
+        page.sees("updated", ".controls .told")
+        dev.admin.wait_ready("m1", 3)
+        page.fill(".controls input", "2")
+        page.driver.execute_script("arguments[0].focus()", page.button("Scale"))
+        press(Keys.ENTER)
+        dev.admin.wait_ready("m1", 2)
+        focused("Scale")
+    finally:
+        dev.admin("POST", "/models/m1/scale", {"count": 2})
+    page.go("nodes")
+    page.driver.execute_script("arguments[0].focus()", page.button("Drain dev"))
+    press(Keys.ENTER)
+    focused("Drain: are you sure?")
+    press(Keys.TAB)
+    try:
+        press(Keys.ENTER)
+        focused("main")  # the button has gone with its order
+    finally:
+        dev.admin("POST", "/nodes/dev/resume")
+    dev.admin.wait_ready("m1", 2)
+
+
+def test_what_a_replicas_page_cannot_know_it_says(dev: OnTerminal, page: Page) -> None:
+    with stripping_proxy(f"127.0.0.1:{dev.admin_port}", "/p") as proxy:
+        page.sign_in(dev, f"http://{proxy.address}/p/")
+        page.go("replicas", "never-there")
+        page.sees("There is no such replica, and the history knows of none.", "main")
+        assert "gone" not in page.text("main")
+        (first, *_) = dev.admin.wait_ready("m1", 2)
+        proxy.cut = "/api/v1/explain/"
+        page.go("replicas", first["id"])
+        page.sees("It cannot be read", "main")
+        page.go("models", "never-there")
+        page.sees("There is no model of this name.", "main")
+
+
+def test_the_title_names_the_page_also_after_a_load(dev: OnTerminal, page: Page) -> None:
+    page.open(dev.url)
+    page.until(lambda: page.driver.title == "Sign in · llmgw", "the title of the way in")
+    page.sign_in(dev)
+    assert page.driver.title == "Overview · llmgw"
+    page.go("models", "m1")
+    page.until(lambda: page.driver.title == "m1 · llmgw", "the title of a page")
+    page.driver.refresh()
+    page.sees("m1", "h1")
+    assert page.driver.title == "m1 · llmgw"
+
+
+def test_codes_of_terminals_do_not_reach_the_page(dev: OnTerminal, page: Page) -> None:
+    crash = "print('\\x1b]0;owned\\x07\\x1b[32mgreen\\x1b[0m words', flush=True); raise SystemExit(3)"
+    dev.admin.apply({"name": "colours", "profile": [{"engine": "command", "command": [sys.executable, "-c", crash]}]})
+    try:
+        wait_for(lambda: any("green" in event["text"] for event in dev.admin.events("replica.crashed")), "a crash with its last line")
+        page.sign_in(dev)
+        for place in (["overview"], ["events"], ["models", "colours"]):
+            page.go(*place)
+            page.sees("green" if place == ["events"] else "colours", "main")
+            text = page.text("main")
+            assert not any(code in text for code in ("[32m", "[0m", "owned", "\x1b", "\u241b")), text
+    finally:
+        dev.admin("DELETE", "/models/colours", **{"if-match": "*"})
+
+
 def test_the_keyboard_reaches_everything(dev: OnTerminal, page: Page) -> None:
     page.open(dev.url)
     page.one("#token")
@@ -349,6 +546,13 @@ def test_the_browser_finds_nothing_to_complain_about(dev: OnTerminal, page: Page
     for place in ("models", "replicas", "nodes", "playground", "events"):
         page.go(place)
         page.until(lambda: page.all("main .panel"), "a page")
+    page.go("replicas", dev.admin.replicas("m1")[0]["id"])
+    for pane, after in ((".log", ["playground"]), (".turns", ["overview"])):
+        page.one(pane)
+        page.driver.execute_script("window.pane = document.querySelector(arguments[0])", pane)
+        page.go(*after)
+        page.sees(after[0].capitalize(), "h1")
+        page.driver.execute_script("window.pane.dispatchEvent(new Event('scroll'))")  # a browser tells of it when it comes to it
     page.button("Colours: system. Change").click()
     page.button("Colours: light. Change").click()
     assert page.driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 26)"

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 import attrs
 import pytest
 import trio
 
+from llmgw.admin.api.models import list_models
 from llmgw.admin.api.status import status_view
+from llmgw.admin.views import problems as found_problems
 from llmgw.agent.fence import FILE as FENCE_FILE
 from llmgw.control.controller import Objects
 from llmgw.domain.endpoint import AbsenceReason, EndpointUse
-from llmgw.domain.errors import Conflict, Invalid, NotFound, PreconditionFailed
+from llmgw.domain.errors import Conflict, Invalid, NotFound, PreconditionFailed, Unavailable
 from llmgw.domain.event import Level
+from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.domain.holds import Hold
 from llmgw.domain.ids import EndpointId
 from llmgw.domain.lease import FencingToken
@@ -22,11 +27,14 @@ from llmgw.domain.node import NodeState
 from llmgw.domain.placed import Filter
 from llmgw.domain.replica import ReplicaState
 from llmgw.protocol import messages as m
-from llmgw.settings.schema import EngineSettings
+from llmgw.settings.schema import EngineSettings, ReconcileSettings, Settings
 from llmgw.sim.channel import channel_pair
 from llmgw.sim.node import gpus
 from llmgw.sim.replicas import Behaviour
+from llmgw.store.connection import Store
 from tests.control.world import World, model, run_world
+
+T = TypeVar("T")
 
 
 def test_a_model_is_placed_loaded_and_published() -> None:
@@ -56,6 +64,23 @@ def test_a_model_without_a_ready_replica_is_listed_with_its_reason() -> None:
     run_world(main)
 
 
+def test_a_model_that_waits_for_its_turn_to_start_says_so_and_needs_nobody() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"), model("b"), model("huge", memory_mib=10**9))
+        await world.add_node("n1", behaviour=Behaviour(load_s=lambda order: 20.0))
+        await world.wait(lambda: {a.names: a.reason for a in world.router.endpoints.absences}.get(("b",)) is AbsenceReason.WAITING)
+        assert controller.explain("model/b").text == "waiting for its turn: as many replicas are starting as may at once (1)"
+        observed = controller.observe()
+        models = list_models(controller)
+        assert next(view for view in models if view["name"] == "b")["state"] == "waiting"
+        assert found_problems(models, observed.nodes, controller.replicas(), observed.now_s, controller.reconciler.reasons) == []
+        await world.wait(lambda: world.served("a") != [] and world.served("b") != [])
+        huge = [(("huge",), AbsenceReason.NO_CAPACITY)]
+        await world.wait(lambda: [(a.names, a.reason) for a in world.router.endpoints.absences] == huge)
+
+    run_world(main, settings=Settings(reconcile=ReconcileSettings(starts_max=1)))
+
+
 def test_an_impossible_model_is_pending_and_makes_no_loop_of_errors() -> None:
     async def main(world: World) -> None:
         controller = await world.start_control(model("eight", engine="vllm", command=(), checkpoint="/x", gpus=8))
@@ -79,6 +104,57 @@ def test_a_crashed_engine_is_restarted_in_place_and_its_endpoint_leaves_at_once(
         assert world.served("a") == []
         await world.wait(lambda: world.served("a") == [replica])
         assert "exited with code 1 on attempt 1; next start in 1 s" in " ".join(event.text for event in await world.store_events())
+
+    run_world(main)
+
+
+def test_agents_are_told_what_routers_get_of_their_engines_and_rarely_where_all_is_well() -> None:
+    async def main(world: World) -> None:
+        await world.start_control(model("m1"), model("m2"), model("m3"))
+        node = await world.add_node("n1")
+        await world.wait(lambda: len(world.router.ids()) == 3)
+        dumb, busy, idle = (EndpointId(world.served(name)[0]) for name in ("m1", "m2", "m3"))
+        node.replicas.heard.clear()
+        world.router.uses = {
+            dumb: EndpointUse(unanswered=3),
+            busy: EndpointUse(in_flight=4, silent_s=0.1, heard_s=0.1),
+            idle: EndpointUse(last_used_s=900.0, answers=10, heard_s=900.0),
+        }
+        await trio.sleep(25.5)
+        told = {name: [seen for seen in node.replicas.heard if seen.replica == name] for name in (dumb, busy, idle)}
+        assert len(told[dumb]) >= 20
+        assert told[dumb][0].unanswered == 3
+        assert len(told[busy]) == 3
+        assert told[busy][0].heard_s == 0.1
+        assert told[idle] == []
+
+    run_world(main)
+
+
+def test_attempts_that_fail_are_told_while_they_fail() -> None:
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        behaviour = Behaviour(load_s=lambda order: 5.0, crashes=lambda order, attempt: attempt < 3)
+        await world.add_node("n1", behaviour=behaviour)
+
+        def problems() -> list[str]:
+            observed = controller.observe()
+            return found_problems([], observed.nodes, controller.replicas(), observed.now_s)
+
+        await world.wait(lambda: any(replica.state is ReplicaState.LOADING for replica in controller.replicas()))
+        assert problems() == []
+        (replica,) = controller.replicas()
+        assert controller.explain("model/a").text == f"0 of 1 replicas ready; {replica.id} is loading"
+        for attempt in (2, 3):
+            for state in (ReplicaState.STARTING, ReplicaState.LOADING):
+                await world.wait(lambda: [(r.state, r.report.tries) for r in controller.replicas()] == [(state, attempt)])  # noqa: B023
+                told = f"attempt {attempt} of 6, the one before: exited with code 1: simulated crash"
+                assert problems() == [f"replica {replica.id} keeps failing: {told}"]
+                assert controller.explain("model/a").text == f"0 of 1 replicas ready; {replica.id} is {state.value} ({told})"
+                assert told in controller.explain(f"replica/{replica.id}").text
+        await world.wait(lambda: world.ready("a") != [])
+        assert problems() == []
+        assert controller.explain("model/a").text == "1 of 1 replicas ready; nothing is to be done"
 
     run_world(main)
 
@@ -356,6 +432,7 @@ def test_a_failed_model_is_one_problem_and_lost_nodes_are_one_cause() -> None:
         problems = status_view(controller)["problems"]
         (speech,) = [problem for problem in problems if "speech" in problem]
         assert speech.startswith("model speech: 0 of 1 ready, failed: 1 wanted, 0 running or starting; no node takes one more: ")
+        assert "exited with code 1: simulated crash" in speech
         (wider,) = [problem for problem in problems if "model wider" in problem]
         assert "2 nodes: the node is lost" in wider
         assert wider.startswith("model wider: 0 of 3 ready, pending: 3 wanted, 0 running or starting; no node takes one more: ")
@@ -646,6 +723,29 @@ def test_without_a_store_the_file_is_the_catalog_and_ctl_is_told_so() -> None:
             await controller.models.apply((model("b"),))
 
     run_world(main, file="/etc/llmgw.toml")
+
+
+def test_a_full_disk_is_known_until_it_has_room_again_though_nobody_orders_anything() -> None:
+    async def main(world: World) -> None:
+        full = False
+
+        async def run(work: Callable[[], T]) -> T:
+            if full:
+                raise Unavailable("storage unavailable: the disk is full", code=STORAGE_UNAVAILABLE)
+            return work()
+
+        world.store = await Store.open(":memory:", run)
+        controller = await world.start_control()
+        await world.wait(lambda: controller.reconciler.plans > 0)
+        full = True
+        with pytest.raises(Unavailable):
+            await controller.models.apply((model("a"),))
+        await trio.sleep(60)
+        assert "the disk is full" in controller.store.trouble
+        full = False
+        await world.wait(lambda: controller.store.trouble == "")
+
+    run_world(main)
 
 
 def test_the_same_list_is_not_sent_twice() -> None:

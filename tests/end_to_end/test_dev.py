@@ -18,6 +18,7 @@ from tests.programs import Admin, Program, chat, end_tree, free_port, free_ports
 
 pytestmark = pytest.mark.slow
 ENGINE = Path(__file__).parent.parent / "chaos" / "stream_engine.py"
+FAKE_ENGINE = ENGINE.with_name("eng.py")
 DEMO = "gemma-3-270m"
 
 
@@ -185,6 +186,33 @@ def test_ctrl_c_ends_everything_and_a_second_start_comes_back(tmp_path: Path) ->
         assert again.end(signal.SIGTERM) == 0
     finally:
         again.close()
+        end_tree(str(tmp_path))
+
+
+def test_a_second_ctrl_c_ends_at_once_and_leaves_no_engine(tmp_path: Path) -> None:
+    process, port, admin_port = start(tmp_path, "--no-engine")
+    try:
+        process.wait_output("Ctrl-C ends everything", 60)
+        one = Dev(tmp_path, process, port, admin_port)
+        command = json.dumps([sys.executable, str(FAKE_ENGINE), "--port", "{port}", "--mark", str(tmp_path)])
+        file = tmp_path / "deaf.toml"
+        env = 'env = { FAKE_MODE = "deaf,fork,hide" }'
+        file.write_text(f'[[model]]\nname = "deaf"\n[[model.profile]]\nengine = "command"\ncommand = {command}\n{env}\n')
+        one.ctl("model", "apply", "-f", str(file))
+        (row,) = one.admin.wait_ready("deaf")
+        tree = [psutil.Process(row["pid"]), *psutil.Process(row["pid"]).children(recursive=True)]
+        assert len(tree) == 4
+        told = tmp_path / "state" / "llmgw" / "running"  # where `ctl` finds it
+        assert [file.name for file in told.iterdir()] == [f"{admin_port}.toml"]
+        process.process.send_signal(signal.SIGINT)
+        process.wait_output("Ctrl-C again", 30)
+        process.process.send_signal(signal.SIGINT)
+        assert process.process.wait(30) == 130
+        assert psutil.wait_procs(tree, 10)[1] == []
+        assert list(told.iterdir()) == []
+        assert "Traceback" not in process.output
+    finally:
+        process.close()
         end_tree(str(tmp_path))
 
 

@@ -160,6 +160,34 @@ def test_hundreds_of_clients_that_leave_at_random_leak_nothing(tmp_path: Path) -
         assert "Traceback" not in router.err.read_text()
 
 
+HALVES = {"of a head": b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-Req", "of a body": post(CHAT, "X-Request-Id: half\r\n")[:-20]}
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("half", HALVES)
+def test_a_client_that_leaves_before_its_request_is_whole_is_one_line_of_499(tmp_path: Path, half: str, reset: bool) -> None:
+    with staged(tmp_path) as stage:
+        client = stage.router.client()
+        client.send(HALVES[half])
+        assert stage.router.ask(get("/health", "X-Request-Id: after\r\n")).status == 200  # the half has been read by then
+        client.close(reset=reset)
+        line = stage.router.log_line("reason=client_gone")
+        assert "status=499" in line
+        assert ("path=/v1/chat/completions" in line) == (half == "of a body")
+        stage.router.at_rest()
+
+
+def test_connections_that_say_nothing_are_no_lines(tmp_path: Path) -> None:
+    with staged(tmp_path) as stage:
+        for said in (b"", b"\r\n"):
+            client = stage.router.client()
+            client.send(said)
+            client.close()
+        assert stage.router.ask(get("/health", "X-Request-Id: after\r\n")).status == 200
+        stage.router.log_line("request_id=after")
+        assert stage.router.log_lines("status=4") == []
+
+
 def test_a_client_that_leaves_after_done_has_its_whole_answer(patient: Stage) -> None:
     patient.u1.script = [SH, E("a"), FIN, DONE, ["w", 300], END]
     with patient.router.client() as client:

@@ -244,6 +244,57 @@ async def test_silence_of_a_running_request_is_told() -> None:
             nursery.cancel_scope.cancel()
 
 
+async def test_attempts_without_a_byte_are_told_until_one_comes() -> None:
+    with engine_of([["w", 20_000]]) as engine:
+        async with running(Policy(RouteSettings(first_byte_timeout_s=0.1), auth_required=False)) as here:
+            here.router.set_endpoints(EndpointList((endpoint(engine),)), stamp(1))
+            for _ in range(2):
+                assert (await here.ask(post(CHAT))).status == 504
+            use = here.router.use()[EndpointId("u1")]
+            assert (use.unanswered, use.answers, use.heard_s) == (2, 0, None)
+            engine.script = [OK]
+            assert (await here.ask(post(CHAT))).status == 200
+            use = here.router.use()[EndpointId("u1")]
+            assert use.unanswered == 0
+            assert use.heard_s is not None
+
+
+async def test_a_connect_that_never_stands_is_an_attempt_without_a_byte() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, contextlib.ExitStack() as held:
+        for _ in range(4):  # fills the queue of connections that nobody takes, as with a frozen engine; further ones hang
+            filler = held.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(deaf.getsockname())
+        async with running(Policy(RouteSettings(connect_timeout_s=0.1), auth_required=False)) as here:
+            url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+            here.router.set_endpoints(EndpointList((Endpoint(EndpointId("u1"), url, ("m1",)),)), stamp(1))
+            assert (await here.ask(post(CHAT))).error["code"] == "unreachable"
+            assert here.router.use()[EndpointId("u1")].unanswered == 1
+
+
+async def test_a_stream_that_begins_with_an_error_counts_as_a_failed_answer() -> None:
+    with engine_of([SH, ["c", 'data: {"error":{"message":"boom","code":500}}\n\n'], DONE, END]) as engine:
+        async with running() as here:
+            here.router.set_endpoints(EndpointList((endpoint(engine),)), stamp(1))
+            assert (await here.ask(post(CHAT_S))).status == 500
+            use = here.router.use()[EndpointId("u1")]
+            assert (use.answers, use.failures, use.unanswered) == (1, 1, 0)
+
+
+async def test_one_request_that_waits_is_no_silence_while_bytes_of_another_come() -> None:
+    with engine_of([["w", 20_000]]) as engine:
+        async with running() as here, trio.open_nursery() as nursery:
+            here.router.set_endpoints(EndpointList((endpoint(engine),)), stamp(1))
+            nursery.start_soon(here.ask, post(CHAT))
+            await until(lambda: EndpointId("u1") in here.router.use() and here.router.use()[EndpointId("u1")].silent_s > 0.3, "silence")
+            engine.script = [OK]
+            assert (await here.ask(post(CHAT))).status == 200
+            use = here.router.use()[EndpointId("u1")]
+            assert use.in_flight == 1
+            assert use.silent_s < 0.3
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_fault_of_our_own_is_a_500_and_is_told_to_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as here:
         text = " ".join(("secret", "words"))

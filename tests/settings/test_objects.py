@@ -17,6 +17,7 @@ from llmgw.settings.load import load_text
 from llmgw.settings.objects import model_from_table, model_to_table, parse_time, read_endpoints, read_keys, read_model, read_models
 
 words = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp"), exclude_characters="\x00"), min_size=1, max_size=12)
+model_names = words.filter(lambda name: name.isprintable() and name not in (".", ".."))
 arguments = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x00"), max_size=12)
 numbers = st.floats(0, 1_000_000, allow_nan=False)
 
@@ -47,7 +48,7 @@ def profiles(draw: st.DrawFn, name: str) -> Profile:
 @st.composite
 def models(draw: st.DrawFn) -> ModelSpec:
     least, count, most = sorted(draw(st.lists(st.integers(0, 20), min_size=3, max_size=3)))
-    names = draw(st.lists(words, min_size=1, max_size=4, unique=True))
+    names = draw(st.lists(model_names, min_size=1, max_size=4, unique=True))
     labels = draw(st.lists(words, min_size=1, max_size=3, unique=True))
     return ModelSpec(
         name=names[0],
@@ -69,6 +70,39 @@ def test_a_model_comes_back_from_its_table_as_it_went_in(spec):
     text = tomli_w.dumps({"model": [table]})
     assert model_from_table(tomllib.loads(text)["model"][0]) == spec
     assert load_text(text, source="t").models == (spec,)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (".", "'.' cannot be a name"),
+        ("..", "it means a folder"),
+        ("gpt\u202egnp", "holds U+202E"),
+        ("gpt\u200b", "holds U+200B"),
+        ("gpt\u00a04", "holds U+00A0"),
+        ("gpt\x9b31m", "holds U+009B"),
+        ("gpt\n", "holds U+000A"),
+        ("", "must not be empty"),
+    ],
+)
+def test_a_name_that_addresses_cannot_hold_or_people_cannot_see_is_refused_wherever_it_is_given(name, told):
+    model = {"name": name, "profile": [{"engine": "ollama"}]}
+    also = {"name": "m", "aliases": ["fine", name], "profile": [{"engine": "ollama"}]}
+    for table, path in ((model, "model.name"), (also, "model.aliases")):
+        with pytest.raises(Invalid) as caught:
+            model_from_table(table)
+        (fault,) = caught.value.faults
+        assert fault.path == path
+        assert told in fault.reason
+        assert fault.reason.isprintable()
+    faults: list[Fault] = []
+    read_endpoints([{"id": "u1", "url": "http://127.0.0.1:1", "models": [name]}], "endpoint", faults, {})
+    assert [told in fault.reason for fault in faults] == [True]
+
+
+@pytest.mark.parametrize("name", ["...", ".hidden", "org/Model-7B:Q4", "a b", "modèle", "模型", "\N{ROCKET}"])
+def test_a_name_that_can_be_seen_and_addressed_is_taken(name):
+    assert model_from_table({"name": name, "profile": [{"engine": "ollama"}]}).name == name
 
 
 def test_a_table_leaves_out_what_is_at_its_default():

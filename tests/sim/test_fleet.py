@@ -24,7 +24,7 @@ from llmgw.protocol.messages import LogRequest
 from llmgw.sim.engine import SimEngine
 from llmgw.sim.fleet import FleetPlan, behaviour, engine
 from llmgw.sim.machine import SimMachine
-from llmgw.sim.node import gpus
+from llmgw.sim.node import SimNode, gpus
 from llmgw.sim.replicas import Behaviour, SimReplicas
 from llmgw.wiring.dev import Simulated
 from tests.control.world import World, model, run_world
@@ -176,6 +176,16 @@ def test_dev_names_the_option_that_was_given() -> None:
         Simulated(3000).check()
 
 
+async def test_a_simulated_node_has_what_a_machine_of_its_gpus_has() -> None:
+    async with trio.open_nursery() as nursery:
+        for count in (0, 8):
+            node = SimNode(SimMachine(1), nursery, "n1", lambda url: None, (), devices=gpus(count, "n1"))  # type: ignore[arg-type, return-value]
+            facts = node.facts()
+            assert facts.cpus >= 8 * count + 1
+            assert facts.memory_mib == next(device.total_mib for device in facts.devices if device.id == CPU_DEVICE)
+            assert facts.disk_free_mib > 1_000_000
+
+
 def test_no_two_nodes_share_a_port() -> None:
     plan = FleetPlan(nodes=50, gpus=8)
     ports = [port for index in range(plan.nodes) for port in range(plan.ports(index)[0], plan.ports(index)[1] + 1)]
@@ -266,7 +276,7 @@ def test_dev_shows_a_simulated_fleet_that_answers_and_ctl_and_sim_find_it(tmp_pa
             named = re.search(r"`llmgw ctl --server (http://127\.0\.0\.1:\d+) status` finds it by itself", other.output)
             assert named
             assert "several `llmgw dev` run here" in ctl(state, "status")
-            assert "no models" in ctl(state, "--server", named[1], "status")
+            assert "models    none" in ctl(state, "--server", named[1], "status")
             assert "sim-small" in ctl(state, "--server", f"http://127.0.0.1:{admin_port}", "status")
             assert other.end() == 0
         assert dev.end() == 0

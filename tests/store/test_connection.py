@@ -401,8 +401,16 @@ async def test_a_full_disk_refuses_writes_and_serves_reads_until_there_is_room(s
         for number in range(50):
             await events.append(store, 1, [Event("k", "o", "x" * 8000, float(number))])
     assert told.value.code == STORAGE_UNAVAILABLE
+    assert "the disk" in store.trouble
+    await store.write(lambda connection, epoch: None, 1)  # a commit of nothing, which a full disk takes
+    assert store.trouble
     assert (await meta.load(store)).models_revision == 1
+    with pytest.raises(Unavailable):
+        for _ in range(50):
+            await store.prove_writable()
     filler.unlink()
+    await store.prove_writable()
+    assert not store.trouble
     assert await store.write(bump, 1) == 2
     store.close()
 

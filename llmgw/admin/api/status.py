@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from llmgw import __version__
 from llmgw.admin.api.leader import leader_view
 from llmgw.admin.api.models import list_models
-from llmgw.admin.api.nodes import list_nodes
 from llmgw.admin.calls import Call, Reply, Route
 from llmgw.admin.metrics import CONTENT_TYPE, Metrics
 from llmgw.admin.views import problems
 from llmgw.control.controller import Controller
+
+PROBLEMS_MAX: Final = 100  # that are named; whoever has more looks at the lists
 
 
 def routes(controller: Controller, metrics: Metrics, draining: Callable[[], bool]) -> tuple[Route, ...]:
@@ -39,10 +40,13 @@ def routes(controller: Controller, metrics: Metrics, draining: Callable[[], bool
 
 
 def status_view(controller: Controller) -> dict[str, Any]:
+    """A summary that stays small however large the cluster is: counts by state. `problems_more` are those beyond the named ones."""
     observed = controller.observe()
     replicas = controller.replicas()
     models = list_models(controller)
-    found = problems(models, observed.nodes, replicas, observed.now_s)
+    found = problems(models, observed.nodes, replicas, observed.now_s, controller.reconciler.reasons)
+    if controller.store.trouble:
+        found.insert(0, f"the store takes no writes, and orders are refused: {controller.store.trouble}")
     if not controller.leadership.is_leader:
         found.append("no control plane leads: nothing is placed, healed or changed")
     if controller.events.dropped:
@@ -56,15 +60,16 @@ def status_view(controller: Controller) -> dict[str, Any]:
             "durability": controller.store.durability,
             "schema": controller.store.schema,
         },
-        "models": models,
+        "models": dict(sorted(Counter(model["state"] for model in models).items())),
         "replicas": dict(sorted(Counter(replica.state.value for replica in replicas).items())),
-        "nodes": list_nodes(controller),
+        "nodes": dict(sorted(Counter(node.state.value for node in observed.nodes).items())),
         "router": {
             "embedded": controller.settings.router.embedded,
             "generation": controller.publisher.generation,
             "endpoints": len(controller.publisher.current.endpoints),
         },
-        "problems": found,
+        "problems": found[:PROBLEMS_MAX],
+        "problems_more": max(0, len(found) - PROBLEMS_MAX),
     }
 
 
@@ -79,4 +84,6 @@ def unready(controller: Controller, draining: bool) -> list[str]:
         reasons.append("the first plan has not been made yet")
     if not controller.store.may_write:
         reasons.append("the store was changed by a newer build, this one may only read it")
+    elif controller.store.trouble:
+        reasons.append(f"the store takes no writes: {controller.store.trouble}")
     return reasons

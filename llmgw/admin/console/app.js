@@ -1,7 +1,7 @@
 // The console: signs in, keeps the frame around the pages, and draws the page that the address names.
 import { render } from "./vendor/preact.mjs";
-import { currentSession, onSession, resume, signIn, signOut } from "./api.js";
-import { isStale, onChange, start, state, stop, tell } from "./live.js";
+import { currentSession, finishSignOut, onSession, resume, signIn, signOut } from "./api.js";
+import { isStale, onChange, start, state, stop, tellLeaving } from "./live.js";
 import { Freshness, StaleBanner, html } from "./ui.js";
 import { Overview } from "./views/overview.js";
 import { Replica, Replicas } from "./views/replicas.js";
@@ -54,16 +54,20 @@ function App() {
     </main>`;
 }
 
-const draw = () => render(html`<${App} />`, root);
+function draw() {
+  const [name, detail] = route();
+  document.title = currentSession() ? `${detail ?? PAGES.find(([one]) => one === name)?.[1] ?? "Overview"} · llmgw` : "Sign in · llmgw";
+  render(html`<${App} />`, root);
+}
 
 function toMain(event) {
   event.preventDefault(); // the part after # is the page's name here
   document.getElementById("main").focus();
 }
 
-async function leave() {
-  tell("signed-out");
-  try { await signOut(); } catch { /* nobody answers: the session ends by itself, and this page has forgotten it */ }
+function leave() {
+  tellLeaving();
+  signOut();
 }
 
 // --- colours
@@ -81,9 +85,9 @@ function changeTheme() {
 // --- start
 
 onChange(draw);
-onSession((session, why) => {
+onSession((session, why, wait) => {
   frame.why = why;
-  frame.wait = "";
+  frame.wait = wait;
   if (session) start();
   else stop();
   draw();
@@ -93,8 +97,6 @@ let shown = "";
 addEventListener("hashchange", () => {
   if (takeLink()) return;
   draw();
-  const [name = "overview", detail = ""] = route();
-  document.title = `${detail || PAGES.find(([one]) => one === name)?.[1] || "Overview"} · llmgw`;
   if (shown !== location.hash) document.getElementById("main")?.focus({ preventScroll: true });
   shown = location.hash;
   scrollTo(0, 0);
@@ -128,6 +130,7 @@ async function enter(link) {
 async function begin() {
   draw();
   if (takeLink()) return;
+  if (await finishSignOut()) return;
   for (;;) {
     try {
       if (!(await resume())) { frame.wait = ""; draw(); }

@@ -3,19 +3,21 @@
 // Browsers allow six connections to a host, so a stream per tab would stop the seventh tab dead. One visible tab leads: it holds
 // a Web Lock, follows the events, reads the state after each, and tells the others over a BroadcastChannel. A tab that is hidden
 // gives the lock up. Where there is no lock (plain HTTP to a name), and where the leading tab falls silent, a tab asks by itself.
-import { ApiError, address, base, forget, read } from "./api.js";
+import { ApiError, address, base, parse, read, readAll, signOut } from "./api.js";
 
 const POLL_MS = 5_000; // reads also without an event: ages, counts, and nodes that fall silent
 const COLLECT_MS = 200; // events come in bursts
-const REST_FACTOR = 15; // a large fleet's state is costly to read: rest that many times as long as the reading took
+const REST_FACTOR = 15; // a large fleet's state is costly to make: rest that many times as long as the answer let wait
 export const STALE_MS = 15_000; // three polls
+const REST_MAX_MS = STALE_MS / 2; // the other half is for the next answer, also over a slow link
+const SILENT_MS = 5_000; // a reading that nobody has begun to answer by then is told; with the rest before it, below STALE_MS
 const RECONNECT_MS = 3_000;
 const EVENTS_KEPT = 500;
 
 export const state = {
-  snapshot: null, // { status, replicas, at }: `at` on this browser's clock
+  snapshot: null, // { status, models, nodes, replicas, at }: `at` on this browser's clock
   events: [], // the newest last
-  connection: "connecting", // live | polling | connecting
+  connection: "connecting", // live | polling | connecting | interrupted: the last reading failed
   role: "alone", // leader | follower | alone
   problem: "", // why the last reading failed
 };
@@ -29,6 +31,7 @@ let timer = 0;
 let dueAt = 0;
 let reading = false;
 let again = false;
+let restUntil = 0;
 let started = false;
 
 export function onChange(watcher) {
@@ -58,21 +61,22 @@ export function stop() {
   follow();
   channel?.close();
   channel = null;
+  restUntil = 0;
   Object.assign(state, { snapshot: null, events: [], connection: "connecting", role: "alone", problem: "" });
 }
 
-/** Tells the other tabs that the session is over, or that there is a new one. */
-export function tell(type) {
-  if (!("BroadcastChannel" in globalThis)) return;
-  const one = new BroadcastChannel(name);
-  one.postMessage({ type });
-  one.close();
-}
+/** Tells the other tabs that the session is to end. This one does not hear it. */
+export const tellLeaving = () => channel?.postMessage({ type: "leaving" });
 
 /** Something was ordered here: look soon, whoever leads. */
 export function look() {
   if (state.role === "follower") channel?.postMessage({ type: "look" });
-  else schedule(COLLECT_MS);
+  else lookNow();
+}
+
+function lookNow() {
+  restUntil = 0; // an order was given, or the stream was cut: this reading is not one of many
+  schedule(COLLECT_MS);
 }
 
 // --- who leads
@@ -122,9 +126,9 @@ function follow() {
 
 function hear(message) {
   if (!started) return;
-  if (message.type === "signed-out") forget("You have signed out in another tab.");
+  if (message.type === "leaving") signOut("You have signed out in another tab.");
   else if (message.type === "hello" && release && state.snapshot) share();
-  else if (message.type === "look" && release) schedule(COLLECT_MS);
+  else if (message.type === "look" && release) lookNow();
   else if (message.type === "event" && !release) {
     merge([message.event]);
     changed();
@@ -142,11 +146,12 @@ const share = () => channel?.postMessage({ type: "state", snapshot: state.snapsh
 // --- reading
 
 function schedule(inMs) {
-  const at = Date.now() + inMs;
+  const now = Date.now();
+  const at = Math.max(now + inMs, restUntil);
   if (dueAt && dueAt <= at) return;
   clearTimeout(timer);
   dueAt = at;
-  timer = setTimeout(() => { dueAt = 0; refresh(); }, inMs);
+  timer = setTimeout(() => { dueAt = 0; refresh(); }, at - now);
 }
 
 async function refresh() {
@@ -156,26 +161,50 @@ async function refresh() {
   if (state.role === "follower" && fresh) { schedule(POLL_MS); return; }
   reading = true;
   const began = Date.now();
-  let took = 0;
+  let madeIn = 0; // until the last answer began, which is the control plane's work; the rest of it is the link's
+  const heard = () => { madeIn = Date.now() - began; };
+  const silent = setTimeout(() => { if (!madeIn) becomes("interrupted"); }, SILENT_MS);
   try {
-    const [status, page] = await Promise.all([read("status"), read("replicas")]);
+    const [status, models, nodes, replicas] = await Promise.all([read("status", undefined, heard), ...["models", "nodes", "replicas"].map((noun) => readAll(noun, heard))]);
     if (!started) return;
-    state.snapshot = { status, replicas: page.replicas, at: Date.now() };
+    state.snapshot = { status, models, nodes, replicas, at: Date.now() };
     state.problem = "";
-    took = Date.now() - began;
     if (!state.events.length) await readEvents();
+    if (!started) return;
+    state.connection = followed();
   } catch (err) {
+    if (!started) return; // the session is over
     state.problem = err instanceof ApiError ? err.message : "the control plane does not answer";
-    if (state.connection === "live" && !(err instanceof ApiError)) state.connection = "connecting";
+    state.connection = "interrupted";
   } finally {
+    clearTimeout(silent);
     reading = false;
   }
   if (!started) return;
   if (release) share();
   changed();
-  const rest = Math.max(POLL_MS, took * REST_FACTOR);
-  schedule(again ? Math.max(COLLECT_MS, took * REST_FACTOR) : rest);
+  // Over a slow link the rest is shorter: the next answer may take half as long again and is still in time. Nobody hurries a
+  // control plane that is slow itself or gives no answer.
+  const hurry = state.connection !== "interrupted" && madeIn < SILENT_MS;
+  const spare = hurry ? Math.max(0, STALE_MS - 1.5 * (Date.now() - began)) : STALE_MS;
+  restUntil = Date.now() + Math.min(madeIn * REST_FACTOR, REST_MAX_MS, spare);
+  schedule(again ? COLLECT_MS : Math.min(POLL_MS, spare));
   again = false;
+}
+
+/** How this tab hears of changes while the control plane answers. The stream may have outlived readings that failed. */
+const followed = () => stream?.readyState === EventSource.OPEN ? "live" : "polling";
+
+function becomes(connection) {
+  if (!started || state.connection === connection) return;
+  state.connection = connection;
+  if (release) share();
+  changed();
+}
+
+/** What can be read decides, so after a reading that failed only one that succeeds says anything better. */
+function heardOfStream(connection) {
+  if (state.connection !== "interrupted") becomes(connection);
 }
 
 async function readEvents() {
@@ -195,10 +224,10 @@ function followEvents() {
   const from = address("api/v1/events");
   if (last !== undefined) from.searchParams.set("after", String(last));
   const mine = (stream = new EventSource(from));
-  mine.onopen = () => { state.connection = "live"; share(); changed(); schedule(COLLECT_MS); };
+  mine.onopen = () => { heardOfStream("live"); schedule(COLLECT_MS); };
   mine.onmessage = ({ data }) => {
     let event;
-    try { event = JSON.parse(data); } catch { return; }
+    try { event = parse(data); } catch { return; }
     merge([event]);
     channel?.postMessage({ type: "event", event });
     changed();
@@ -208,10 +237,8 @@ function followEvents() {
     mine.close();
     if (stream !== mine) return;
     stream = null;
-    state.connection = "polling";
-    share();
-    changed();
-    schedule(COLLECT_MS);
+    heardOfStream("polling");
+    lookNow(); // is anybody there?
     setTimeout(followEvents, RECONNECT_MS);
   };
 }

@@ -1,15 +1,15 @@
 // The pieces that every page is made of. All data goes into the page as text; nothing here makes HTML of it.
-import { Component, h } from "./vendor/preact.mjs";
+import { Component, createRef, h } from "./vendor/preact.mjs";
 import htm from "./vendor/htm.mjs";
 import { isStale, look, state } from "./live.js";
 import { mayOrder, order } from "./api.js";
 
 export const html = htm.bind(h);
-export { Component };
+export { Component, createRef };
 
 // A state is told by its word and a shape; the colour only repeats it.
 const TONES = {
-  ready: "good", well: "good", info: "plain", degraded: "warn", loading: "busy", starting: "busy", pending: "busy", draining: "warn",
+  ready: "good", well: "good", info: "plain", degraded: "warn", loading: "busy", starting: "busy", pending: "busy", waiting: "busy", draining: "warn",
   failed: "bad", lost: "bad", unknown: "warn", stopped: "plain", warning: "warn", error: "bad", debug: "plain",
   no_capacity: "bad", unreachable: "bad", held: "warn",
 };
@@ -25,12 +25,12 @@ export function Badge({ word }) {
 
 export const text = (value) => value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value).replaceAll("_", " ");
 
-export function duration(seconds) {
+export function duration(seconds) { // its words stay on one line
   const s = Math.max(0, Math.floor(seconds));
-  if (s < 60) return `${s} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  if (s < 60) return `${s}\u00a0s`;
+  if (s < 3600) return `${Math.floor(s / 60)}\u00a0min\u00a0${s % 60}\u00a0s`;
+  if (s < 86400) return `${Math.floor(s / 3600)}\u00a0h\u00a0${Math.floor((s % 3600) / 60)}\u00a0min`;
+  return `${Math.floor(s / 86400)}\u00a0d\u00a0${Math.floor((s % 86400) / 3600)}\u00a0h`;
 }
 
 const two = (number) => String(number).padStart(2, "0");
@@ -78,14 +78,27 @@ export function Bar({ used, total, label }) {
   return html`<span class="bar-row"><meter class="bar" min="0" max="1" value=${share} aria-label=${label}></meter><span class="num">${mib(used)} of ${mib(total)}</span></span>`;
 }
 
-/** A button that gives an order; says what came of it beside itself. With `sure`, it asks once more in its own place. */
+/** A button that gives an order; says what came of it beside itself. With `sure`, it asks once more in its own place.
+ *  The keyboard's focus goes into the question and back, and to the page where the button goes with its order. */
 export class Order extends Component {
   constructor() {
     super();
     this.state = { asking: false, busy: false, told: "", failed: false };
+    this.whole = createRef();
+    this.place = createRef(); // the button, or the question in its place
+  }
+  componentDidMount() { if (this.props.handle) this.props.handle.current = this; } // so that a form around it may press it
+  press() {
+    if (this.state.busy || this.props.disabled) return;
+    if (this.props.sure) this.ask(true);
+    else this.run();
+  }
+  ask(asking) {
+    this.setState({ asking, told: "" }, () => this.place.current?.focus());
   }
   async run() {
-    this.setState({ asking: false, busy: true, told: "", failed: false });
+    const had = this.hasFocus();
+    this.setState({ asking: false, busy: true, told: "", failed: false }, () => { if (had) this.place.current?.focus(); });
     try {
       const { method = "POST", to, body, headers } = this.props;
       const answer = await order(method, to, body, headers);
@@ -96,12 +109,17 @@ export class Order extends Component {
       this.setState({ busy: false, told: err.message, failed: true });
     }
   }
+  hasFocus() { return this.whole.current?.contains(document.activeElement) ?? false; }
+  componentWillUnmount() {
+    if (this.hasFocus()) setTimeout(() => { if (document.activeElement === document.body) document.getElementById("main")?.focus({ preventScroll: true }); });
+  }
   render({ label, sure, disabled, name }, { asking, busy, told, failed }) {
     if (!mayOrder()) return null;
-    return html`<span class="order">
+    const unready = busy || disabled; // told to readers, and not by `disabled`, which would throw the focus out
+    return html`<span class="order" ref=${this.whole}>
       ${asking
-        ? html`<span class="sure" role="group" aria-label=${`${label}: are you sure?`}>${sure} <button class="danger" type="button" onClick=${() => this.run()}>Yes, ${label.toLowerCase()}</button> <button type="button" onClick=${() => this.setState({ asking: false })}>No</button></span>`
-        : html`<button type="button" disabled=${busy || disabled} aria-label=${name ?? label} onClick=${() => sure ? this.setState({ asking: true, told: "" }) : this.run()}>${label}</button>`}
+        ? html`<span key="question" class="sure" role="group" tabindex="-1" ref=${this.place} aria-label=${`${label}: are you sure?`} onKeyDown=${(e) => { if (e.key === "Escape") this.ask(false); }}>${sure} <button class="danger" type="button" onClick=${() => this.run()}>Yes, ${label.toLowerCase()}</button> <button type="button" onClick=${() => this.ask(false)}>No</button></span>`
+        : html`<button key="button" type="button" ref=${this.place} aria-disabled=${unready ? "true" : null} aria-label=${name ?? label} onClick=${() => this.press()}>${label}</button>`}
       <span class=${failed ? "told failed" : "told"} role="status">${told}</span>
     </span>`;
   }
@@ -112,8 +130,8 @@ export function Freshness() {
   const at = state.snapshot?.at;
   if (at === undefined) return html`<span class="fresh">${state.problem || "Connecting …"}</span>`;
   if (isStale()) return null;
-  const how = state.connection === "live" ? "Live" : state.connection === "polling" ? "Live every 5 s" : "Connecting …";
-  return html`<span class="fresh ${state.connection}" data-connection=${state.connection} data-role=${state.role}><span aria-hidden="true" class="pulse"></span>${how}</span>`;
+  const how = { live: "Live", polling: "Live every 5 s", interrupted: "Interrupted, trying again" }[state.connection] ?? "Connecting …";
+  return html`<span class="fresh ${state.connection}" data-connection=${state.connection} data-role=${state.role} title=${state.problem || null}><span aria-hidden="true" class="pulse"></span>${how}</span>`;
 }
 
 export function StaleBanner() {

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import click
 
 from llmgw.cli.ctl.output import Ctl, echo, json_text, key, shared, table, text
 from llmgw.cli.text import one_line
 from llmgw.domain.errors import EXIT_OK, EXIT_UNWELL
+
+ROWS_MAX: Final = 20  # models or nodes that are listed; of more their counts tell, and the lists have commands of their own
 
 
 @click.command()
@@ -20,43 +22,58 @@ def status(ctl: Ctl, check: bool) -> int:
     found = ctl.object("status")
     if check:
         return _check(ctl, found)
-    ctl.print(found, lambda: status_lines(found))
+    ctl.print(found, lambda: status_lines(found, lambda noun: ctl.listing(noun)[noun]))
     return EXIT_OK
 
 
 def _check(ctl: Ctl, found: Mapping[str, Any]) -> int:
     problems = _problems(found)
     if ctl.output == "json":
-        echo(json_text({"ok": not problems, "problems": problems}), steered=False)
+        echo(json_text({"ok": not problems, "problems": problems, "problems_more": _more(found)}), steered=False)
     elif problems:
-        echo(f"not well: {'; '.join(problems)}")
+        more = f"; and {_more(found)} more" if _more(found) else ""
+        echo(f"not well: {'; '.join(problems)}{more}")
     else:
-        models = found.get("models")
-        models = models if isinstance(models, list) else []
-        echo(f"ok: {len(models)} {'model' if len(models) == 1 else 'models'}, led by {_leader(found)}")
+        count = _total(found.get("models"))
+        echo(f"ok: {count} {'model' if count == 1 else 'models'}, led by {_leader(found)}")
     return EXIT_UNWELL if problems else EXIT_OK
 
 
-def status_lines(found: Mapping[str, Any]) -> list[str]:
-    """The whole picture, what is wrong last, where a person looks."""
+def status_lines(found: Mapping[str, Any], rows: Callable[[str], list[dict[str, Any]]]) -> list[str]:
+    """The whole picture, what is wrong last, where a person looks. `rows` reads the list of a noun."""
     store, router = _map(found.get("store")), _map(found.get("router"))
-    replicas = _map(found.get("replicas"))
     facts = [
         ("cluster", text(found.get("cluster_id"))),
         ("leader", _leader(found)),
         ("build", text(found.get("build"))),
         ("store", ", ".join(part for part in (text(store.get("mode")), _labelled("durability", store.get("durability"))) if part)),
         ("router", _router(router)),
-        ("replicas", ", ".join(f"{count} {state}" for state, count in replicas.items() if count) or "none"),
+        *((noun, _counts(found.get(noun))) for noun in ("models", "replicas", "nodes")),
     ]
     wide = max(len(name) for name, _ in facts)
     lines = [f"{name:<{wide}}  {one_line(value)}" for name, value in facts if value]
-    lines += ["", *table(found.get("models") or [], _MODELS, "no models")]
-    lines += ["", *table(found.get("nodes") or [], _NODES, "no nodes")]
+    for noun, shown in (("models", _MODELS), ("nodes", _NODES)):
+        if 0 < _total(found.get(noun)) <= ROWS_MAX:
+            lines += ["", *table(rows(noun), shown, f"no {noun}")]
     problems = _problems(found)
+    if _more(found):
+        problems.append(f"and {_more(found)} more")
     lines.append("")
     lines += ["problems:", *(f"  - {problem}" for problem in problems)] if problems else ["no problems"]
     return lines
+
+
+def _counts(by_state: object) -> str:
+    return ", ".join(f"{count} {state}" for state, count in _map(by_state).items() if count) or "none"
+
+
+def _total(by_state: object) -> int:
+    return sum(count for count in _map(by_state).values() if isinstance(count, int))
+
+
+def _more(found: Mapping[str, Any]) -> int:
+    more = found.get("problems_more")
+    return more if isinstance(more, int) else 0
 
 
 def _problems(found: Mapping[str, Any]) -> list[str]:

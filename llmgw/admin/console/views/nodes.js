@@ -11,7 +11,7 @@ export class Nodes extends Component {
     this.state = { wanted: "" };
   }
   render(_, { wanted }) {
-    const { nodes } = state.snapshot.status;
+    const { nodes } = state.snapshot;
     const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
     const described = (node) => `${node.name} ${nodeWord(node)} ${node.facility} ${node.address} ${Object.entries(node.labels).map((one) => one.join("="))}`.toLowerCase();
     const found = nodes.filter((node) => words.every((word) => described(node).includes(word)));
@@ -19,7 +19,7 @@ export class Nodes extends Component {
       <h1>Nodes</h1>
       ${nodes.length ? html`<div class="page-tools"><p class="count" role="status">${found.length === nodes.length ? counted(nodes.length, "node") : `${found.length} of ${counted(nodes.length, "node")}`}</p>
         <label class="filter">Filter <input type="search" value=${wanted} onInput=${(e) => this.setState({ wanted: e.target.value })} placeholder="name, state, facility or label" /></label></div>`
-        : html`<section class="panel"><p class="empty">No node yet. llmgw node add prints the command for a new machine.</p></section>`}
+        : html`<section class="panel"><p class="empty">No node yet. An agent makes a machine one: llmgw agent --config FILE</p></section>`}
       ${found.slice(0, SHOWN).map((node) => html`<${Node} key=${node.id} node=${node} />`)}
       ${found.length > SHOWN ? html`<p class="count">The first ${SHOWN} are shown; the filter finds the others.</p>` : null}`;
   }

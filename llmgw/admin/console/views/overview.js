@@ -9,40 +9,41 @@ const rest = (all, page) => all.length > SHOWN ? html`<p class="count">${SHOWN} 
 const ORDER = ["ready", "loading", "starting", "pending", "draining", "stopped", "failed", "lost"];
 
 export function Overview() {
-  const { status, replicas } = state.snapshot;
+  const { status, models, nodes, replicas } = state.snapshot;
   const counts = Object.entries(status.replicas).sort((a, b) => ORDER.indexOf(a[0]) - ORDER.indexOf(b[0]));
-  const ready = status.models.filter((model) => model.state === "ready").length;
-  const nodes = status.nodes.filter((node) => node.state === "ready").length;
+  const ready = models.filter((model) => model.state === "ready").length;
+  const present = nodes.filter((node) => node.state === "ready").length;
   const running = replicas.reduce((sum, one) => sum + (one.running ?? 0), 0);
-  const gpus = status.nodes.flatMap((node) => node.devices.filter((device) => device.kind === "gpu"));
+  const gpus = nodes.flatMap((node) => node.devices.filter((device) => device.kind === "gpu"));
   const leader = status.leader;
+  const more = Math.max(0, status.problems.length - SHOWN) + (status.problems_more ?? 0);
   return html`
     <h1>Overview</h1>
     <div class="tiles">
       <${Tile} label="Leader" value=${leader.holder ?? "nobody"} tone=${leader.holder ? "" : "bad"} note=${leader.holder ? `epoch ${leader.epoch}, ${text(leader.power ?? "")}` : "nothing is placed, healed or changed"} />
-      <${Tile} label="Models ready" value=${`${ready} of ${status.models.length}`} note=${`${status.router.endpoints} endpoints published`} />
+      <${Tile} label="Models ready" value=${`${ready} of ${models.length}`} note=${`${status.router.endpoints} endpoints published`} />
       <${Tile} label="Replicas" value=${String(replicas.length)} note=${counts.map(([name, count]) => `${count} ${name}`).join(", ") || "none yet"} />
-      <${Tile} label="Nodes" value=${`${nodes} of ${status.nodes.length}`} note=${gpus.length ? `${gpus.length} GPUs` : "CPU only"} tone=${nodes < status.nodes.length ? "warn" : ""} />
+      <${Tile} label="Nodes" value=${`${present} of ${nodes.length}`} note=${gpus.length ? `${gpus.length} GPUs` : "CPU only"} tone=${present < nodes.length ? "warn" : ""} />
       <${Tile} label="Requests in engines" value=${String(running)} note="as the engines count them" />
     </div>
     <${Section} title="Needs attention">
       ${status.problems.length
-        ? html`<ul class="problems">${status.problems.slice(0, SHOWN).map((problem) => html`<li key=${problem}>${problem}</li>`)}${status.problems.length > SHOWN ? html`<li>and ${status.problems.length - SHOWN} more</li>` : null}</ul>`
+        ? html`<ul class="problems">${status.problems.slice(0, SHOWN).map((problem) => html`<li key=${problem}>${problem}</li>`)}${more > 0 ? html`<li>and ${more} more</li>` : null}</ul>`
         : html`<p class="well"><${Badge} word="well" /> Nothing needs a person.</p>`}
     <//>
     <${Section} title="Models">
       <${Table} caption="Models" columns=${["Model", "State", "Ready", "Engine", "Why"]} empty="No model yet. Apply one with: llmgw ctl model apply -f FILE"
-        rows=${unwellFirst(status.models, (model) => model.state === "ready" || model.state === "stopped").slice(0, SHOWN).map((model) => ({ key: model.name, cells: [
+        rows=${unwellFirst(models, (model) => model.state === "ready" || model.state === "stopped").slice(0, SHOWN).map((model) => ({ key: model.name, cells: [
           html`<a href=${link("models", model.name)}>${model.name}</a>`, html`<${Badge} word=${model.state} />`,
           `${model.ready} of ${model.replicas_wanted}`, model.engine, model.reason] }))} />
-      ${rest(status.models, "models")}
+      ${rest(models, "models")}
     <//>
     <${Section} title="Nodes">
-      <${Table} caption="Nodes" columns=${["Node", "State", "Replicas", "Memory of GPUs", "Heard"]} empty="No node yet. llmgw node add prints the command for a new machine."
-        rows=${unwellFirst(status.nodes, (node) => node.state === "ready").slice(0, SHOWN).map((node) => ({ key: node.id, cells: [
+      <${Table} caption="Nodes" columns=${["Node", "State", "Replicas", "Memory of GPUs", "Heard"]} empty="No node yet. An agent makes a machine one: llmgw agent --config FILE"
+        rows=${unwellFirst(nodes, (node) => node.state === "ready").slice(0, SHOWN).map((node) => ({ key: node.id, cells: [
           html`<a href=${link("nodes")}>${node.name}</a>`, html`<${Badge} word=${nodeWord(node)} />`, String(node.replicas),
           memoryOf(node), `${duration(ageNow(node.heard_age_s))} ago`] }))} />
-      ${rest(status.nodes, "nodes")}
+      ${rest(nodes, "nodes")}
     <//>
     <${Section} title="Latest events" side=${html`<a href="#/events">All events</a>`}>
       <${EventList} events=${state.events.slice(-8).reverse()} objects />

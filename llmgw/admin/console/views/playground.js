@@ -1,10 +1,12 @@
 // A chat with a model, as a client of the public API sees it: the answer appears token by token, and Stop ends it in the engine.
 import { state } from "../live.js";
-import { ask } from "../api.js";
-import { Component, Section, html } from "../ui.js";
+import { ask, onSession } from "../api.js";
+import { Component, Section, createRef, html } from "../ui.js";
 
-// Kept while the page is open, so that a look at another screen does not lose the talk. Prompts are stored nowhere.
-const talk = { model: "", system: "", limit: "512", heat: "", key: "", draft: "", turns: [] };
+// Kept while the page is open and somebody is signed in, so that a look at another screen does not lose the talk. Prompts are stored nowhere.
+const untold = () => ({ model: "", system: "", limit: "512", heat: "", key: "", draft: "", turns: [] });
+const talk = untold();
+onSession((session) => { if (!session) Object.assign(talk, untold()); });
 
 export class Playground extends Component {
   constructor() {
@@ -12,6 +14,8 @@ export class Playground extends Component {
     this.state = { busy: false, told: "" };
     this.atEnd = true;
     this.bind = (pane) => { this.pane = pane; };
+    this.draft = createRef();
+    this.button = createRef();
   }
   componentWillUnmount() { this.gone = true; this.abort?.abort(); }
   componentDidMount() { this.componentDidUpdate(); }
@@ -74,7 +78,14 @@ export class Playground extends Component {
   }
 
   done(told) {
-    if (!this.gone) this.setState({ busy: false, told });
+    if (this.gone) return;
+    const had = this.button.current === document.activeElement;
+    this.setState({ busy: false, told }, () => { if (had) this.draft.current?.focus(); }); // Stop has become Send, with nothing to send
+  }
+
+  renew() {
+    talk.turns = [];
+    this.setState({ told: "" }, () => this.draft.current?.focus());
   }
 
   pressed(event) {
@@ -90,18 +101,18 @@ export class Playground extends Component {
     return html`
       <h1>Playground</h1>
       <div class="chat">
-        <${Section} title="Chat" side=${html`<button type="button" disabled=${busy || !talk.turns.length} onClick=${() => { talk.turns = []; this.setState({ told: "" }); }}>New chat</button>`}>
+        <${Section} title="Chat" side=${html`<button type="button" disabled=${busy || !talk.turns.length} onClick=${() => this.renew()}>New chat</button>`}>
           <div class="turns" tabindex="0" role="log" aria-live="off" aria-label="Messages" ref=${this.bind}
-            onScroll=${() => { this.atEnd = this.pane.scrollHeight - this.pane.scrollTop - this.pane.clientHeight < 8; }}>
+            onScroll=${() => { if (this.pane) this.atEnd = this.pane.scrollHeight - this.pane.scrollTop - this.pane.clientHeight < 8; }}>
             ${talk.turns.length ? talk.turns.map((turn, index) => html`<${Turn} key=${index} turn=${turn} busy=${busy && index === talk.turns.length - 1} />`)
               : html`<p class="empty">${models.length ? "Say something to the model. It answers here, token by token." : "There is no model to talk to yet."}</p>`}
           </div>
           <form class="compose" onSubmit=${(e) => { e.preventDefault(); this.send(); }}>
             <label class="hidden" for="draft">Your message</label>
-            <textarea id="draft" rows="3" placeholder="Your message (Enter sends, Shift+Enter begins a new line)" value=${talk.draft}
+            <textarea id="draft" ref=${this.draft} rows="3" placeholder="Your message (Enter sends, Shift+Enter begins a new line)" value=${talk.draft}
               onInput=${(e) => this.set("draft", e.target.value)} onKeyDown=${(e) => this.pressed(e)}></textarea>
-            ${busy ? html`<button type="button" class="danger" onClick=${() => this.abort.abort()}>Stop</button>`
-              : html`<button type="submit" class="main" disabled=${!talk.draft.trim() || !model}>Send</button>`}
+            ${busy ? html`<button type="button" class="danger" ref=${this.button} onClick=${() => this.abort.abort()}>Stop</button>`
+              : html`<button type="submit" class="main" ref=${this.button} disabled=${!talk.draft.trim() || !model}>Send</button>`}
           </form>
           <p class="hidden" role="status">${told}</p>
         <//>
@@ -131,7 +142,7 @@ function Turn({ turn, busy }) {
   </article>`;
 }
 
-const offered = () => state.snapshot.status.models.filter((model) => model.kind === "chat");
+const offered = () => state.snapshot.models.filter((model) => model.kind === "chat");
 function chosen() {
   const models = offered();
   if (models.some((model) => model.name === talk.model)) return talk.model;

@@ -1,6 +1,6 @@
 // Every replica; and one of them: its states over time, its engine's log as it grows, and why it is where it is.
 import { replicaOf, state } from "../live.js";
-import { read } from "../api.js";
+import { ApiError, read } from "../api.js";
 import { Badge, Component, Order, Section, Table, ageNow, counted, duration, html, link, mib, path, text } from "../ui.js";
 import { EventList } from "./overview.js";
 
@@ -31,7 +31,7 @@ export class Replicas extends Component {
 export class Replica extends Component {
   constructor() {
     super();
-    this.state = { events: null, why: null, problem: "" };
+    this.state = { events: null, why: null, whyNot: "", problem: "" };
     this.seen = "";
   }
   componentDidMount() { this.load(); }
@@ -53,26 +53,28 @@ export class Replica extends Component {
     this.setState({
       events: events.status === "fulfilled" ? events.value.events : this.state.events,
       why: why.status === "fulfilled" ? why.value : null,
+      whyNot: why.status === "fulfilled" ? "" : why.reason instanceof ApiError && why.reason.status === 404 ? "The plan no longer speaks of it." : `It cannot be read: ${why.reason.message}`,
       problem: events.status === "rejected" ? events.reason.message : "",
     });
   }
 
-  render({ id }, { events, why, problem }) {
+  render({ id }, { events, why, whyNot, problem }) {
     const one = replicaOf(id);
+    const never = !one && events?.length === 0;
     return html`
       <nav class="crumbs" aria-label="Where you are"><a href="#/replicas">Replicas</a> <span aria-hidden="true">/</span> <span>${id}</span></nav>
       <h1>${id}</h1>
-      ${one ? html`<${Facts} one=${one} />` : html`<p class="empty">This replica is gone. What is known of it stands below.</p>`}
-      <div class="columns">
+      ${one ? html`<${Facts} one=${one} />` : html`<p class="empty" role="status">${never ? "There is no such replica, and the history knows of none." : events ? "This replica is gone. What is known of it stands below." : problem || "Reading …"}</p>`}
+      ${never ? null : html`<div class="columns">
         <${Section} title="Why it is where it is">
           ${why ? html`<p class="why">${why.text}</p>${why.rejections.length ? html`<${Rejections} rows=${why.rejections} />` : null}`
-            : html`<p class="empty">${one ? "Reading …" : "The plan no longer speaks of it."}</p>`}
+            : html`<p class="empty">${one ? whyNot || "Reading …" : "The plan no longer speaks of it."}</p>`}
         <//>
         <${Section} title="States over time">
           ${events ? html`<${EventList} events=${[...events].reverse()} />` : html`<p class="empty">${problem || "Reading …"}</p>`}
         <//>
       </div>
-      <${Section} title="Log of its engine">${one ? html`<${Log} key=${id} id=${id} attempt=${one.attempt} />` : html`<p class="empty">The log went with the replica.</p>`}<//>`;
+      <${Section} title="Log of its engine">${one ? html`<${Log} key=${id} id=${id} attempt=${one.attempt} />` : html`<p class="empty">The log went with the replica.</p>`}<//>`}`;
   }
 }
 
@@ -80,7 +82,7 @@ function Facts({ one }) {
   const facts = [
     ["Model", html`<a href=${link("models", one.model)}>${one.model}</a>`], ["State", html`<${Badge} word=${one.state} /> for ${duration(ageNow(one.age_s))}`],
     ["Node", one.node], ["Devices", one.gpus.join(", ") || "none"], ["Engine", `${one.engine} (profile ${one.profile})`],
-    ["Attempt", String(one.attempt)], ["Process", one.pid ? String(one.pid) : "none"], ["Memory", one.memory_mib ? mib(one.memory_mib) : "not measured yet"],
+    ["Attempt", one.failure ? `${one.attempt}, ${one.tries} of ${one.tries_max} in a row; the one before: ${one.failure}` : String(one.attempt)], ["Process", one.pid ? String(one.pid) : "none"], ["Memory", one.memory_mib ? mib(one.memory_mib) : "not measured yet"],
     ["Requests", one.running === null ? "not told" : `${one.running} in the engine`], ["Gets requests", one.in_rotation ? "yes" : "no"],
   ];
   return html`<${Section} title="Now" side=${html`<span class="orders">
@@ -99,7 +101,6 @@ export function Rejections({ rows }) {
 const LOG_MS = 1_000;
 const LOG_RETRY_MS = 3_000;
 const CHARACTERS_KEPT = 400_000; // some 4,000 lines: what a browser lays out without a pause
-const CODES = /\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f]/g; // colours and cursor moves of terminals
 
 /** The log of one replica, from a while ago on. It follows its end unless the reader has scrolled up. */
 class Log extends Component {
@@ -152,7 +153,7 @@ class Log extends Component {
     this.offset = part.next_offset;
     this.attempt = part.attempt;
     let lines = this.state.lines;
-    fresh = fresh.replace(/\r\n?/g, "\n").replace(CODES, "");
+    fresh = fresh.replace(/\r\n?/g, "\n");
     const grown = part.text !== "";
     if (this.state.chosen === 0 && !grown && newest > part.attempt) { // the engine was started again: go on with its new log
       this.attempt = newest;
@@ -167,6 +168,7 @@ class Log extends Component {
 
   scrolled() {
     const pane = this.pane;
+    if (!pane) return; // the browser tells of it a moment later, when another page may be shown
     const following = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 8;
     if (following !== this.state.following) this.setState({ following });
   }
@@ -179,7 +181,7 @@ class Log extends Component {
           ${[...attempts].reverse().map((one) => html`<option key=${one} value=${String(one)}>${one}</option>`)}
         </select></label>
         <span class="log-state" role="status">${problem ? `No news: ${problem}` : following ? "Following" : "Paused, because you have scrolled up"}</span>
-        ${following ? null : html`<button type="button" onClick=${() => this.setState({ following: true })}>Go to the end</button>`}
+        ${following ? null : html`<button type="button" onClick=${() => this.setState({ following: true }, () => this.pane?.focus())}>Go to the end</button>`}
       </div>
       <pre class="log" tabindex="0" role="region" aria-label=${`Log of ${id}`} data-replica=${id} ref=${this.bind} onScroll=${() => this.scrolled()}>${lines || (problem ? "" : shown ? "Nothing was written yet." : "Reading …")}</pre>`;
   }

@@ -6,6 +6,7 @@ export class SignIn extends Component {
   constructor() {
     super();
     this.state = { token: "", busy: false, failed: "" };
+    this.bind = (field) => field?.focus(); // the form may come after the page, which an autofocus would miss
   }
   async enter(event) {
     event.preventDefault();
@@ -24,7 +25,7 @@ export class SignIn extends Component {
         <form onSubmit=${(e) => this.enter(e)}>
           <input type="text" autocomplete="username" value="llmgw" readonly hidden />
           <label for="token">Admin token</label>
-          <input id="token" type="password" autocomplete="current-password" autofocus value=${token} onInput=${(e) => this.setState({ token: e.target.value })} required />
+          <input id="token" type="password" autocomplete="current-password" ref=${this.bind} value=${token} onInput=${(e) => this.setState({ token: e.target.value })} required />
           <button type="submit" class="main" disabled=${busy || !token.trim()}>Sign in</button>
         </form>
         <p class="note">It stands in the file <code>admin-token</code> of the control plane's data directory. <code>llmgw dev</code> also prints a link that signs in once.</p>`}
