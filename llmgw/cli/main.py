@@ -1,6 +1,6 @@
 """The program's entry: finds the command, and turns what goes wrong into one readable line and its exit code.
 
-Imports no command before it is called: `version`, `check` and `ctl` start at once and never load Trio or a server.
+Imports no command before it is called: `version`, `check`, `lease` and `ctl` start at once and never load Trio or a server.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "sim": ("llmgw.cli.sim:sim", "Simulated nodes for load tests, drills and demos."),
     "check": ("llmgw.cli.check:check", "Tell every fault of a settings file."),
     "ctl": ("llmgw.cli.ctl.group:ctl", "Talk to a control plane: status, models, replicas, nodes, events."),
+    "lease": ("llmgw.cli.lease:lease", "Let go of the lease of a control plane that died here."),
     "version": ("llmgw.cli.version:version", "Print the build's version."),
 }
 
