@@ -17,6 +17,7 @@ from llmgw.domain.ids import ClusterId, CommandId, OwnerId, ReplicaId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.node import NodeFacts
 from llmgw.domain.replica import ReplicaOrder, ReplicaReport
+from llmgw.protocol.router_messages import FromRouter, ToRouter
 
 PROTOCOL: Final = 1  # raised when a neighbour of the release before could no longer understand us
 
@@ -26,13 +27,17 @@ PROTOCOL: Final = 1  # raised when a neighbour of the release before could no lo
 
 @attrs.frozen
 class AgentHello:
-    """First message of a session. `cluster_id` is the pin ("" before first contact); `(epoch, owner)` the highest met (0, "")."""
+    """First message of a session. `cluster_id` is the pin ("" before first contact); `(epoch, owner)` the highest met (0, "").
+
+    `wall_s` is the node's time of day, so that one whose clock is wrong is shown as such; nothing is judged by it. 0: not said.
+    """
 
     facts: NodeFacts
     cluster_id: ClusterId
     epoch: int
     owner: OwnerId
     protocol: int = PROTOCOL
+    wall_s: float = 0.0
 
 
 @attrs.frozen
@@ -220,4 +225,4 @@ class Goodbye:
 
 FromAgent = AgentHello | Inventory | Heartbeat | ReplicaChanged | ReplicaForgotten | CommandResult | AgentEvent | LogChunk | Goodbye
 ToAgent = ServerHello | LeaderHello | Command | EngineSeen | ControlPlanes | LogRequest | Goodbye
-Message = FromAgent | ToAgent
+Message = FromAgent | ToAgent | FromRouter | ToRouter  # everything that a channel carries; routers' are in `router_messages`

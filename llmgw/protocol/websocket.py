@@ -1,4 +1,4 @@
-"""The agent's end of a channel over WebSocket (trio-websocket): dial, present the token, speak messages."""
+"""The dialling end of a channel over WebSocket (trio-websocket), agents' and routers': present the token, speak messages."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from llmgw.protocol.codec import MESSAGE_BYTES_MAX, decode, encode
 from llmgw.protocol.messages import Message
 
 SESSION_PATH: Final = "/api/v1/agents/session"
+ROUTER_SESSION_PATH: Final = "/api/v1/routers/session"
 CONNECT_DEADLINE_S: Final = 10.0  # a control plane that does not answer in this time is tried again later
 CLOSE_DEADLINE_S: Final = 2.0
 RECEIVE_BYTES: Final = 65536
@@ -63,8 +64,8 @@ def _why(err: trio_websocket.ConnectionClosed) -> str:
 
 
 @asynccontextmanager
-async def dial(url: str, token: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Channel]:
-    """Opens a session with the control plane at `url` (http:// or https://, as in `[agent] control_planes`).
+async def dial(url: str, token: str, tls: ssl.SSLContext | None = None, path: str = SESSION_PATH) -> AsyncIterator[Channel]:
+    """Opens a session with the control plane at `url` (http:// or https://, as in `[agent] control_planes`), at `path` of it.
 
     Proxy variables of the environment are not looked at. Raises `Invalid` for a URL that is none, `Denied` when the token
     is refused, `Unavailable` for everything else that keeps the session from opening.
@@ -97,7 +98,7 @@ async def dial(url: str, token: str, tls: ssl.SSLContext | None = None) -> Async
                     nursery,
                     stream,
                     peer,
-                    parts.path.rstrip("/") + SESSION_PATH,
+                    parts.path.rstrip("/") + path,
                     extra_headers=headers,
                     max_message_size=MESSAGE_BYTES_MAX,
                     receive_buffer_size=RECEIVE_BYTES,

@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import attrs
+
 from llmgw.domain.ids import EndpointId
 
 SECONDS_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -77,8 +79,29 @@ class EndpointFigures:
         self.resting = resting
 
 
-def render(metrics: Metrics, endpoints: Mapping[EndpointId, EndpointFigures], connections: int, generation: int) -> bytes:
-    """The text of /metrics in Prometheus' format."""
+@attrs.frozen
+class Following:
+    """What a router that follows control planes says of that. `sessions`: is one open with each control plane?
+
+    `leader` is the control plane that last spoke as a leader, "" before any did. Ages count from the start of the process at most.
+    """
+
+    sessions: Mapping[str, bool]
+    leader: str
+    epoch: int
+    leader_silent_s: float
+    list_age_s: float
+    by_standby: bool
+
+
+def render(
+    metrics: Metrics,
+    endpoints: Mapping[EndpointId, EndpointFigures],
+    connections: int,
+    generation: int,
+    following: Following | None = None,
+) -> bytes:
+    """The text of /metrics in Prometheus' format. `following` is None for a router that follows nobody."""
     from prometheus_client import CollectorRegistry, generate_latest  # costs 60 ms to import: only where it is asked for
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
     from prometheus_client.registry import Collector
@@ -118,6 +141,21 @@ def render(metrics: Metrics, endpoints: Mapping[EndpointId, EndpointFigures], co
         ("llmgw_log_lines_dropped", "Access-log lines dropped because nobody read them.", metrics.log_dropped),
     ):
         families.append(CounterMetricFamily(counter, text, value=number))
+
+    if following is not None:
+        sessions = GaugeMetricFamily("llmgw_router_session", "1 while a session with this control plane is open.", labels=["control_plane"])
+        leaders = GaugeMetricFamily("llmgw_router_leader", "1 for the control plane that last spoke as leader.", labels=["control_plane"])
+        for url, is_open in following.sessions.items():
+            sessions.add_metric([url], float(is_open))
+            leaders.add_metric([url], float(url == following.leader))
+        families += [sessions, leaders]
+        for gauge, text, value in (
+            ("llmgw_router_epoch", "The highest epoch met; a list of a lower one is refused.", float(following.epoch)),
+            ("llmgw_router_leader_silent_seconds", "Seconds since a leader was heard.", following.leader_silent_s),
+            ("llmgw_router_list_age_seconds", "Seconds since the list acted on came, or its sender confirmed it.", following.list_age_s),
+            ("llmgw_router_by_standby", "1 while the leader is silent and the list is as a standby sees it.", float(following.by_standby)),
+        ):
+            families.append(GaugeMetricFamily(gauge, text, value=value))
 
     class _Snapshot(Collector):
         def collect(self) -> Iterable[Metric]:

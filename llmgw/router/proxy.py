@@ -589,6 +589,8 @@ class Connection(Waiter):
             if target is None or target.absence is not None:
                 if failure is not None:
                     return await self._give_up(call, failure)
+                if target is not None:
+                    router.wake(target.model)
                 raise _absent(target, call.asked.model)
             now_s = router.machine.now_s()
             choice = choose(

@@ -22,13 +22,13 @@ from llmgw.domain.ids import EndpointId
 from llmgw.domain.lease import Fence, FencingToken, fence
 from llmgw.domain.model import Catalog
 from llmgw.domain.policy import ApiKey, Policy
-from llmgw.domain.ports import Machine
+from llmgw.domain.ports import Machine, Wake
 from llmgw.router import access_log
 from llmgw.router.families import NOT_OFFERED, ROUTES, Problem, Route, cut, not_offered, problem_of
 from llmgw.router.http1 import Head
 from llmgw.router.keys import Keyring
 from llmgw.router.limits import Parallel
-from llmgw.router.metrics import EndpointFigures, Metrics, render
+from llmgw.router.metrics import EndpointFigures, Following, Metrics, render
 from llmgw.router.proxy import Connection, Exchange
 from llmgw.router.retry import RetryBudget
 from llmgw.router.sweeper import Hangups, Kick
@@ -45,6 +45,7 @@ NEAR_PATH_MAX: Final = 100  # characters; the longest route has 25
 _ADMIN_PATHS: Final = ("/api/v1/", "/console/")
 READY_REASONS_MAX: Final = 20  # models named in /ready; a catalog of thousands would make it a page
 IDLE_SWEEP_S: Final = 2.0  # between looks for pooled connections that have idled too long; with 5,000 endpoints each look costs
+WAITING_RETRY_S: Final = 2.0  # chosen: a control plane that starts is there within seconds
 HARD_END_S: Final = 0.5  # between the last word to a client and the end of its connection, when the router stops
 
 Local = tuple[int, list[tuple[bytes, bytes]], bytes]
@@ -64,7 +65,8 @@ class Router:
     ) -> None:
         """`report` takes a text for the operator when a request fails by our own fault.
 
-        `metrics_token` is what /metrics asks for; without one it is open on loopback only.
+        `metrics_token` is what /metrics asks for; without one it is open on loopback only. `waiting` may be set before any list
+        is there: until one comes every call of /v1 is told so, because keys and models that nobody has named yet are not wrong.
         """
         self.machine = machine
         self.policy = policy
@@ -87,6 +89,9 @@ class Router:
         self._highest: FencingToken | None = None
         self._generation = 0
         self._taken = False
+        self.waiting = False
+        self.following: Callable[[], Following] | None = None  # set where control planes are followed
+        self.wake: Wake = _nobody_wakes
         self._swept_s = 0.0
         self._write_log = access_log
         self._report = report
@@ -120,7 +125,15 @@ class Router:
         self._generation = stamp.generation
         if self._taken and endpoints == self._endpoints:
             return  # new numbers beside an unchanged list touch no connection
+        self._act_on(endpoints)
+
+    def seed(self, endpoints: EndpointList) -> None:
+        """A list that nobody has pushed, to serve by until somebody does: it comes under no token and acknowledges nothing."""
+        self._act_on(endpoints)
+
+    def _act_on(self, endpoints: EndpointList) -> None:
         self._taken = True
+        self.waiting = False
         self._endpoints = endpoints
         now_s = self.machine.now_s()
         wanted = {endpoint.id: endpoint for endpoint in endpoints.endpoints}
@@ -218,6 +231,8 @@ class Router:
             if method not in ("GET", "HEAD"):
                 return _wrong_method(method, path, b"GET, HEAD, OPTIONS")
             return self._admit_metrics(head) if path == "/metrics" else None
+        if self.waiting and (path in ROUTES or path.startswith("/v1/models")):
+            return Problem(503, "no_list", "this router has not heard from a control plane yet", retry_after_s=WAITING_RETRY_S)
         if head.expect is not None and head.expect != b"100-continue":
             return Problem(417, "expectation_failed", "the only expectation met here is 100-continue")
         if path in ROUTES:
@@ -313,7 +328,9 @@ class Router:
         now_s = self.machine.now_s()
         if self.draining:
             reasons.append("the router is stopping")
-        if not self._states:
+        if self.waiting:
+            reasons.append("no control plane has been heard yet")
+        elif not self._states:
             reasons.append("no endpoint is known")
             absences = self._endpoints.absences[:READY_REASONS_MAX]
             reasons += [f"{absence.names[0]}: {absence.reason.value}" for absence in absences]
@@ -335,7 +352,8 @@ class Router:
                 state.failures + (before.failures if before else 0),
                 state.resting_until_s > now_s,
             )
-        return render(self.metrics, rows, len(self.connections), self._generation)
+        following = self.following() if self.following is not None else None
+        return render(self.metrics, rows, len(self.connections), self._generation, following)
 
     def log(self, exchange: Exchange, sent_bytes: int) -> None:
         """One line, and the counts, for a request that is over."""
@@ -406,6 +424,10 @@ class Router:
 
 def _nothing() -> None:
     """No port is open."""
+
+
+def _nobody_wakes(model: str) -> None:
+    """A router on a static list has nobody to tell, and in a control plane's own process the planner sees for itself."""
 
 
 def _path(head: Head) -> str:

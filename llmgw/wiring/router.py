@@ -1,6 +1,7 @@
-"""The role `router`: a data plane by itself, on the static list of its file, which it follows as it changes.
+"""The role `router`: a data plane by itself, on the static list of its file, or following control planes.
 
-A changed file that does not load leaves all as it was and says why. Streams are never touched by a reload.
+Without control planes the file is the truth and is followed as it changes; with them it is the seed until the first push, and
+what was last pushed is kept on disk. Streams are never touched by a reload or by a push.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import ssl
 import stat
 import sys
 import threading
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -30,12 +32,16 @@ from llmgw.router.router import Router
 from llmgw.settings.load import Loaded, Role, load_file
 from llmgw.settings.schema import Settings
 from llmgw.settings.secrets import resolve
+from llmgw.wiring.data_dir import claim
 from llmgw.wiring.inherited import take_listeners
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.notify import Notifier, take_notifier
 from llmgw.wiring.runs import run_role
 from llmgw.wiring.signals import Hangup, wait_for_stop
+
+if TYPE_CHECKING:
+    from llmgw.router.follow import Follower
 
 FILE_LOOK_S: Final = 1.0  # chosen: an edit is live within a second or two, and a look is one stat call
 LOG_FLUSH_S: Final = 0.1  # how long a line may wait for others; one write for many keeps the cost per request low
@@ -149,24 +155,34 @@ async def run_router(
     settings = loaded.settings
     tls = router_tls(settings)
     router = make_router(machine, loaded, writer)
-    follower = FileFollower(machine, router, path, loaded, notifier)
     stop = trio.Event()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(writer.run, machine)
-        await nursery.start(wait_for_stop, stop.set, Hangup.ELSEWHERE)
-        await nursery.start(follower.run)
-        address = await nursery.start(partial(serve, router, settings.router.listen, tls, inherited=inherited))
-        nursery.start_soon(notifier.beat, machine)
-        notifier.ready()
-        if inherited:
-            log.info("the listening sockets were handed over; router.listen has no effect")
-        log.info("listening", address=address, endpoints=len(loaded.endpoints), pid=os.getpid())
-        task_status.started(address)
-        await stop.wait()
-        notifier.stopping()
-        await router.drain(machine.now_s() + router.policy.route.drain_s)
-        log.info("stopped")
-        nursery.cancel_scope.cancel()
+    with ExitStack() as held:
+        follower = None
+        if settings.router.control_planes:
+            from llmgw.wiring.following import keep_following, load_follower, router_folder
+
+            held.enter_context(claim(router_folder(settings)))
+            follower = await load_follower(machine, router, settings)
+            router.following, router.wake = follower.following, follower.wake
+        file = FileFollower(machine, router, path, loaded, notifier, follower)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run, machine)
+            await nursery.start(wait_for_stop, stop.set, Hangup.ELSEWHERE)
+            await nursery.start(file.run)
+            if follower is not None:
+                await nursery.start(keep_following, machine, follower)
+            address = await nursery.start(partial(serve, router, settings.router.listen, tls, inherited=inherited))
+            nursery.start_soon(notifier.beat, machine)
+            notifier.ready()
+            if inherited:
+                log.info("the listening sockets were handed over; router.listen has no effect")
+            log.info("listening", address=address, endpoints=len(router.states()), pid=os.getpid())
+            task_status.started(address)
+            await stop.wait()
+            notifier.stopping()
+            await router.drain(machine.now_s() + router.policy.route.drain_s)
+            log.info("stopped")
+            nursery.cancel_scope.cancel()
 
 
 def router_tls(settings: Settings) -> ssl.SSLContext | None:
@@ -177,12 +193,18 @@ def router_tls(settings: Settings) -> ssl.SSLContext | None:
 
 
 class FileFollower:
-    """Keeps a router on what its file says. The file is the truth; one that does not load changes nothing."""
+    """Keeps a router on what its file says: all of it, or with a `follower` whatever nobody has pushed yet.
 
-    def __init__(self, machine: Machine, router: Router, path: Path, loaded: Loaded, notifier: Notifier) -> None:
+    A file that does not load changes nothing.
+    """
+
+    def __init__(
+        self, machine: Machine, router: Router, path: Path, loaded: Loaded, notifier: Notifier, follower: Follower | None = None
+    ) -> None:
         self._machine = machine
         self._notifier = notifier
         self._router = router
+        self._follower = follower
         self._path = path
         self._sha256 = loaded.sha256
         self._listen = loaded.settings.router.listen
@@ -191,9 +213,26 @@ class FileFollower:
         self._apply(loaded)
 
     def _apply(self, loaded: Loaded) -> None:
+        if self._follower is not None:
+            self._seed(loaded, self._follower)
+            return
         self._generation += 1
         self._router.set_policy(loaded.policy)
         self._router.set_endpoints(EndpointList(loaded.endpoints), ListStamp(STATIC_TOKEN, self._generation))
+
+    def _seed(self, loaded: Loaded, follower: Follower) -> None:
+        pushed = follower.pushed
+        if pushed.policy is None:
+            self._router.set_policy(loaded.policy)
+        if pushed.stamp is None:
+            if loaded.endpoints:
+                self._router.seed(EndpointList(loaded.endpoints))
+            else:
+                self._router.waiting = True
+        if pushed.policy is not None or pushed.stamp is not None:
+            given = [table for table, there in (("[[endpoint]]", loaded.endpoints), ("[[auth.key]]", loaded.keys)) if there]
+            if given:
+                log.info("the file is a seed only; what control planes have pushed is in force", not_in_force=given)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Looks at the file every second, and at once when SIGHUP comes."""

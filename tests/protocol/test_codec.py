@@ -1,19 +1,61 @@
-"""What is told of a message that cannot be taken: its type and what is wrong, in words of JSON."""
+"""Messages to bytes and back, and what is told of one that cannot be taken."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from llmgw.domain.endpoint import Endpoint, EndpointList, ListStamp
 from llmgw.domain.errors import Invalid
-from llmgw.domain.ids import CPU_DEVICE, ClusterId, CommandId, OwnerId, ReplicaId
+from llmgw.domain.ids import CPU_DEVICE, ClusterId, CommandId, EndpointId, OwnerId, ReplicaId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import ModelKind, Profile
 from llmgw.domain.placed import Filter, Placement, Rejection
 from llmgw.domain.replica import ReplicaOrder
 from llmgw.protocol.codec import MESSAGE_BYTES_MAX, decode, encode
 from llmgw.protocol.messages import Command, Goodbye, StartReplica
+from llmgw.protocol.router_messages import PushEndpoints
+
+STAMP = ListStamp(FencingToken(ClusterId("c"), 1, OwnerId("o")), 1)
+TEXT = st.text(max_size=8)
+ENDPOINTS = st.builds(
+    Endpoint,
+    id=TEXT.map(EndpointId),
+    url=TEXT,
+    models=st.lists(TEXT, max_size=2).map(tuple),
+    aliases=st.dictionaries(TEXT, TEXT, max_size=2),
+    weight=st.sampled_from((0.0, 1.0, 2.5)),
+    priority=st.sampled_from((0, 1)),
+    key=TEXT,
+)
+
+
+def taken(message: PushEndpoints) -> PushEndpoints:
+    found = decode(encode(message))
+    assert isinstance(found, PushEndpoints)
+    return found
+
+
+@given(st.lists(ENDPOINTS, max_size=4))
+def test_a_list_of_endpoints_comes_as_it_was_sent_and_what_came_before_is_the_same_value(endpoints: list[Endpoint]) -> None:
+    message = PushEndpoints(STAMP, EndpointList(tuple(endpoints)))
+    first, second = taken(message), taken(message)
+    assert first == second == message
+    assert all(one is other for one, other in zip(first.endpoints.endpoints, second.endpoints.endpoints, strict=True))
+
+
+def test_what_is_no_endpoint_is_refused_each_time_and_after_one_that_looks_alike() -> None:
+    good = PushEndpoints(STAMP, EndpointList((Endpoint(EndpointId("e"), "http://e", ("m",), priority=1, weight=1.0),)))
+    assert taken(good) == good
+    raw = json.loads(encode(good))
+    for bad in (True, 1.0, "1", None):
+        raw["endpoints"]["endpoints"][0]["priority"] = bad
+        for _ in range(2):
+            with pytest.raises(Invalid, match="priority"):
+                decode(json.dumps(raw).encode())
 
 
 def refused(data: bytes) -> Invalid:

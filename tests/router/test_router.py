@@ -20,6 +20,7 @@ from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import Catalog, ModelSpec, Profile
 from llmgw.domain.policy import ApiKey, Policy, RouteSettings
 from llmgw.router.listener import serve
+from llmgw.router.metrics import Following
 from llmgw.router.proxy import Connection
 from llmgw.router.router import Router
 from llmgw.wiring.machine import RealMachine
@@ -378,3 +379,64 @@ async def test_an_engines_address_may_have_a_path(base: str) -> None:
             expected = "/proxy/v1/chat/completions" if "proxy" in base else "/v1/chat/completions"
             assert engine.requests[0]["path"] == expected
             assert f"host: localhost:{engine.port}" in engine.requests[0]["head"]
+
+
+# --- following control planes
+
+
+async def test_a_router_that_waits_for_its_first_list_says_so_and_judges_neither_keys_nor_models() -> None:
+    with engine_of() as engine:
+        async with running(Policy()) as here:
+            here.router.waiting = True
+            for request in (post(CHAT), get("/v1/models"), get("/v1/models/m1")):
+                answer = await here.ask(request)
+                assert (answer.status, answer.error["code"]) == (503, "no_list")
+                assert answer.get("retry-after") == "2"
+            ready = await here.ask(get("/ready"))
+            assert (ready.status, ready.json()["reasons"]) == (503, ["no control plane has been heard yet"])
+            assert (await here.ask(get("/health"))).status == 200
+            here.router.set_endpoints(EndpointList((endpoint(engine),)), stamp(1))
+            assert (await here.ask(post(CHAT))).status == 401
+            here.router.set_policy(Policy(auth_required=False))
+            assert (await here.ask(post(CHAT))).status == 200
+
+
+async def test_a_seed_is_served_acknowledges_nothing_and_goes_with_the_first_list() -> None:
+    with engine_of() as first, engine_of() as second:
+        async with running() as here:
+            here.router.waiting = True
+            here.router.seed(EndpointList((endpoint(first, "seed"),)))
+            assert (await here.ask(post(CHAT))).status == 200
+            assert here.router.acknowledged() == 0
+            here.router.set_endpoints(EndpointList((endpoint(second, "pushed"),)), stamp(7))
+            assert (await here.ask(post(CHAT))).status == 200
+            assert here.router.acknowledged() == 7
+            assert (len(first.requests), len(second.requests)) == (1, 1)
+
+
+async def test_a_call_of_a_model_that_has_no_endpoint_wakes_it_and_one_of_a_model_that_is_none_wakes_nothing() -> None:
+    async with running() as here:
+        woken: list[str] = []
+        here.router.wake = woken.append
+        here.router.set_endpoints(EndpointList((), (Absence(("m1", "alias"), AbsenceReason.NO_CAPACITY),)), stamp(1))
+        assert (await here.ask(post(CHAT))).status == 503
+        assert (await here.ask(post(CHAT.replace(b"m1", b"alias")))).status == 503
+        assert (await here.ask(post(CHAT.replace(b"m1", b"invented")))).status == 404
+        assert woken == ["m1", "m1"]
+
+
+async def test_metrics_tell_which_control_planes_are_followed_and_nothing_of_it_where_none_is() -> None:
+    async with running() as here:
+        assert b"llmgw_router_" not in (await here.ask(get("/metrics"))).body
+        here.router.following = lambda: Following({"http://a:1": True, "http://b:1": False}, "http://a:1", 7, 0.5, 0.25, False)
+        text = (await here.ask(get("/metrics"))).body.decode()
+        for line in (
+            'llmgw_router_session{control_plane="http://a:1"} 1.0',
+            'llmgw_router_session{control_plane="http://b:1"} 0.0',
+            'llmgw_router_leader{control_plane="http://a:1"} 1.0',
+            "llmgw_router_epoch 7.0",
+            "llmgw_router_leader_silent_seconds 0.5",
+            "llmgw_router_list_age_seconds 0.25",
+            "llmgw_router_by_standby 0.0",
+        ):
+            assert f"{line}\n" in text

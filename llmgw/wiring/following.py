@@ -1,0 +1,50 @@
+"""What makes a router follow control planes. Apart from `wiring.router`, so that a router on a static list loads none of it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import trio
+
+from llmgw.control.supervision import keep_running
+from llmgw.domain.ports import Machine
+from llmgw.protocol.websocket import ROUTER_SESSION_PATH
+from llmgw.router.follow import Followed, Follower
+from llmgw.settings.schema import Settings
+from llmgw.wiring.dialling import default_token_file, dialler
+
+
+def router_folder(settings: Settings) -> Path:
+    """`[router] data_dir`, absolute."""
+    return _absolute(settings.router.data_dir)
+
+
+async def load_follower(machine: Machine, router: Followed, settings: Settings) -> Follower:
+    """What follows the control planes for this router, which serves from here on by what was last pushed.
+
+    The caller holds the data directory. Raises Invalid for a `tls.ca` that cannot be used.
+    """
+    given = settings.router.token_file
+    token_file = _absolute(given) if given else default_token_file(settings)
+    follower = Follower(
+        machine,
+        router,
+        dialler(machine, token_file, settings.tls.ca, ROUTER_SESSION_PATH),
+        folder=router_folder(settings),
+        control_planes=settings.router.control_planes,
+        name=socket.gethostname() or "router",
+        cors_origins=settings.router.cors_origins,
+    )
+    await follower.load()
+    return follower
+
+
+async def keep_following(machine: Machine, follower: Follower, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """Until cancelled; a crash of it starts it again a few times, as the control plane's own tasks. Raises Broken then."""
+    task_status.started()
+    await keep_running(machine, "follower", follower.run)
+
+
+def _absolute(text: str) -> Path:
+    return Path(text).expanduser().absolute()
