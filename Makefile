@@ -4,8 +4,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+SECONDS ?= 600
+FIRST ?= 0
 
-.PHONY: bench demo dev test test-fast test-packages format lint types tests zipapp deb reference lock clean help
+.PHONY: bench chaos demo dev explore test test-fast test-packages format lint types tests zipapp deb reference lock clean help
 
 help:
 	@echo "make demo       a real model behind llmgw on this machine, until Ctrl-C"
@@ -14,6 +16,8 @@ help:
 	@echo "make zipapp     dist/llmgw.pyz: one file that needs Python and nothing else"
 	@echo "make deb        dist/llmgw_VERSION_ARCHITECTURE.deb, for Debian 12"
 	@echo "make test-packages  both, tried out in a bare Debian (as root, with debootstrap and lintian)"
+	@echo "make explore    random schedules of two control planes in the simulated world, SECONDS=600 from seed FIRST=0"
+	@echo "make chaos      two control planes through faults of minutes, with the lease of the field; prints what it measured"
 	@echo "make bench      measure, and write docs/performance.md"
 	@echo "make reference  write the generated pages and the example file anew"
 	@echo "make lock       pin the dependencies anew"
@@ -65,6 +69,13 @@ deb: zipapp
 
 test-packages: zipapp deb
 	$(BIN)/python -m pytest -m packages tests/packages
+
+# About 20 minutes, alone on the machine.
+explore: $(VENV)/.dev
+	$(BIN)/python -m tests.property.explore $(SECONDS) $(FIRST)
+
+chaos: $(VENV)/.dev
+	LLMGW_CHAOS=full $(BIN)/python -m pytest tests/chaos/test_two_control_planes.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

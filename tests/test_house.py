@@ -33,11 +33,15 @@ CTL_MAY_SEE = {"domain", "settings", "cli"}
 MAY_DO_IO = {
     "control": {
         "controller": "the nursery",
-        "leadership": "waits for a reason to acquire anew",
+        "leadership": "waits until the lease has settled who leads",
+        "peers": "a word to the other control planes every second",
+        "side_by_side": "two halves of a session",
+        "waiting": "for a hint or a time",
         "sessions": "one task per agent, bounded outboxes",
         "publisher": "waits for a change or the interval",
         "reconciler": "waits for a hint or the tick",
         "event_log": "writes batches, feeds followers",
+        "feed": "two tasks per router that follows",
     },
     "router": {
         "listener": "accepts connections",
@@ -47,6 +51,7 @@ MAY_DO_IO = {
         "sweeper": "time-outs",
         "router": "opens the listener and the sweeper",
         "access_log": "writes lines",
+        "follow": "one task per control plane, and the state on disk through the machine",
     },
     "agent": {
         "agent": "the nursery",
@@ -67,7 +72,11 @@ MAY_DO_IO = {
         "engines.xllamacpp": "looks for the wheel",
         "engines.xllamacpp_server": "the engine's own process",
     },
-    "lease": {},
+    "lease": {
+        "keeper": "the one task that keeps or seeks the lease",
+        "probe": "eight writes at once",
+        "file": "lease.db and the holder's lock",
+    },
 }
 IO_MODULES = {
     "apsw", "asyncio", "http", "os", "pathlib", "psutil", "pynvml", "select", "socket", "ssl", "subprocess", "threading", "trio",

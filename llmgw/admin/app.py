@@ -5,6 +5,7 @@ Who calls, what may they, was it answered before; then the handler; then one sha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import ipaddress
@@ -24,20 +25,23 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import PathConverter
 
 from llmgw.admin import errors
-from llmgw.admin.api import agents, console, events, explain, holds, leader, models, nodes, openapi, replicas, status
-from llmgw.admin.auth import AdminAuth, FailureLimit, Principal, is_token
+from llmgw.admin.api import agents, console, events, explain, holds, leader, models, nodes, openapi, replicas, routers, status
+from llmgw.admin.auth import HOP, AdminAuth, FailureLimit, Principal, is_token
 from llmgw.admin.calls import Call, Reply, Route, given_again, kept_answer, request_text
 from llmgw.admin.edge import AdminApp
 from llmgw.admin.limits import Limits
 from llmgw.admin.metrics import Metrics
+from llmgw.admin.peer_client import PeerClient
 from llmgw.admin.relay import PREFIX, Relay, RouterAddress
 from llmgw.admin.sign_in import SignIn
 from llmgw.control.controller import Controller
 from llmgw.domain.errors import LlmgwError, Unauthenticated, Unavailable
+from llmgw.protocol.websocket import ROUTER_SESSION_PATH, SESSION_PATH
 from llmgw.store import idempotency
 from llmgw.store.admin_tokens import Role
 
 REQUEST_ID_BYTES: Final = 16
+LEADER_S: Final = 1.0  # how long an order waits for somebody to lead: a hand-over takes a tenth of it
 SLOW_ANSWER_S: Final = 60.0  # for sending an answer that is no stream; a silent client is let go much earlier
 # A fleet's lists are megabytes of words that repeat; over a slow link they would come later than the console calls them fresh.
 GZIP_BYTES_MIN: Final = 16_384
@@ -56,12 +60,14 @@ def make_app(
     limits: Limits = Limits(),  # noqa: B008 - a frozen value
     sign_in: SignIn | None = None,
     router: Callable[[], RouterAddress | None] = lambda: None,
+    peers: PeerClient | None = None,
 ) -> AdminApp:
     """The whole admin port, for `serve_admin`.
 
-    `agent_token` is what agents present; `metrics_token` what /metrics asks for where it is not asked over loopback
+    `agent_token` is what agents and routers present; `metrics_token` what /metrics asks for where it is not asked over loopback
     (empty: an admin token there). Every admin token's hash is known to `auth`. `sign_in` is given by whoever makes one-time
-    links for the console; `router` tells where the console's playground finds the router.
+    links for the console; `router` tells where the console's playground finds the router. `peers` carries orders to the leader;
+    None where there can be no other control plane.
     """
     sign_in = sign_in or SignIn(controller.machine, auth, controller.leadership.cluster_id)
     draining = trio.Event()
@@ -79,10 +85,12 @@ def make_app(
     ]
     table += openapi.routes(table)
     table += console.routes(sign_in, failures)  # pages for people: no part of the API
-    desk = _Desk(controller, auth, sign_in, failures, metrics, metrics_token)
+    desk = _Desk(controller, auth, sign_in, failures, metrics, metrics_token, peers)
     quart = _make_quart(desk, table, limits)
     agents_app = agents.make_agents_app(controller.sessions.run, agent_token, failures, draining)
-    return AdminApp(quart.asgi_app, agents_app, Relay(sign_in, router, limits), PREFIX, draining, limits)
+    routers_app = routers.make_routers_app(controller.routers.run, agent_token, failures, draining)
+    sessions = {SESSION_PATH: agents_app, ROUTER_SESSION_PATH: routers_app}
+    return AdminApp(quart.asgi_app, sessions, Relay(sign_in, router, limits), PREFIX, draining, limits)
 
 
 class _Name(PathConverter):
@@ -143,6 +151,7 @@ class _Desk:
         failures: FailureLimit,
         metrics: Metrics,
         metrics_token: str,
+        peers: PeerClient | None,
     ) -> None:
         self._controller = controller
         self._auth = auth
@@ -150,6 +159,7 @@ class _Desk:
         self._failures = failures
         self._metrics = metrics
         self._metrics_token = metrics_token
+        self._peers = peers
         self._under_way: dict[str, trio.Event] = {}  # idempotency keys whose first request has not been answered yet
 
     async def before(self) -> ResponseReturnValue | None:
@@ -204,15 +214,51 @@ class _Desk:
                 self._controller.machine.wall_s(),
                 request_id(self._controller.machine.fresh_hex),
             )
-            reply = await (self._order(route, call, names) if route.is_order else route.handler(call, **names))
+            reply = await self._reply(route, call, names)
         except LlmgwError as err:
             if err.status >= 500 and not isinstance(err, Unavailable):
                 log.error("an admin request failed", path=request.path, exc_info=err)
             return self._error(err)
         return _response(reply)
 
+    async def _reply(self, route: Route, call: Call, names: dict[str, str]) -> Reply:
+        leadership = self._controller.leadership
+        if route.is_leaders and not leadership.is_leader:
+            try:
+                return await self._carry(call)
+            except Unavailable:
+                if route.is_order:
+                    raise
+                # A question is answered by what is known here.
+        if not route.is_order:
+            return await route.handler(call, **names)
+        if route.is_leaders and not leadership.confirmed(self._controller.machine.now_s()):
+            raise Unavailable(
+                "the lease's store does not answer, so nothing can be changed now; the cluster is kept as it was asked for",
+                code="unconfirmed",
+                retry_after_s=1.0,
+            )
+        return await self._order(route, call, names)
+
+    async def _carry(self, call: Call) -> Reply:
+        """An order that reached a standby goes to the leader, once. Raises Unavailable: nothing was done here."""
+        if HOP in call.headers:
+            raise Unavailable("this control plane does not lead; its sender was wrong about that", code="not_leader", retry_after_s=1.0)
+        address = self._controller.peers.leader_address() or await self._controller.peers.wait_leader(LEADER_S)
+        if not address or self._peers is None:
+            raise Unavailable("no control plane is known to lead: nothing was changed", code="no_leader", retry_after_s=1.0)
+        reply = await self._peers.carry(address, call)
+        if call.method != "GET":
+            with contextlib.suppress(Unavailable):  # it was carried out all the same
+                await self._controller.reread()  # whoever asked sees here what was changed there
+        return reply
+
     async def _order(self, route: Route, call: Call, names: dict[str, str]) -> Reply:
         """An order is carried out once per idempotency key; its repeats get the first answer."""
+        with self._controller.ordering():
+            return await self._order_once(route, call, names)
+
+    async def _order_once(self, route: Route, call: Call, names: dict[str, str]) -> Reply:
         if not route.remembered or call.key is None:
             return await route.handler(call, **names)
         key = f"http:{call.key}"

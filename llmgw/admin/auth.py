@@ -7,6 +7,7 @@ import hmac
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
+from urllib.parse import quote, unquote
 
 import attrs
 
@@ -18,15 +19,18 @@ from llmgw.store.connection import Store
 
 FAILURE_WINDOW_S: Final = 60.0
 FAILING_PEERS_MAX: Final = 10_000  # addresses remembered; the oldest are forgotten first
+HOP: Final = "x-llmgw-hop"  # names the control plane that carried this request here
+CALLER: Final = "x-llmgw-caller"  # whose order it is; only a control plane's own token vouches for it
 _RANK: Final = {Role.VIEWER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
 
 
 @attrs.frozen
 class Principal:
-    """The token that a request came with, by name."""
+    """The token that a request came with, by name. `peer`: another control plane has brought it."""
 
     name: str
     role: Role
+    peer: bool = False
 
     def may(self, needed: Role) -> bool:
         return _RANK[self.role] >= _RANK[needed]
@@ -38,20 +42,31 @@ class Principal:
 
 
 class AdminAuth:
-    """The valid tokens. `reload` reads them from the store: at the start, on leading, and after each change of them."""
+    """The valid tokens. `reload` reads them from the store: at the start, on leading, and after each change of them.
 
-    def __init__(self, tokens: Iterable[AdminToken] = ()) -> None:
+    `own` is that of this machine's file, which is valid here also before a leader has put it into the store. `control_token`
+    is what control planes have for each other.
+    """
+
+    def __init__(self, tokens: Iterable[AdminToken] = (), own: AdminToken | None = None, control_token: str = "") -> None:
         self._tokens: tuple[AdminToken, ...] = ()
+        self._own = own
+        self._control_token = control_token
         self.replace(tokens)
 
     def replace(self, tokens: Iterable[AdminToken]) -> None:
-        self._tokens = tuple(token for token in tokens if token.revoked_wall_s is None)
+        known = tuple(tokens)
+        if self._own is not None and all(token.sha256 != self._own.sha256 for token in known):
+            known = (*known, self._own)
+        self._tokens = tuple(token for token in known if token.revoked_wall_s is None)
 
     async def reload(self, store: Store) -> None:
         self.replace(await admin_tokens.load(store))
 
     def check(self, headers: Sequence[tuple[bytes, bytes]]) -> Principal:
         """Raises Unauthenticated."""
+        if is_token(headers, self._control_token):
+            return _brought(headers)
         found = self.find(hash_token(bearer(headers)))
         if found is None:
             raise Unauthenticated("the token is not valid here", code="token_invalid")
@@ -64,6 +79,20 @@ class AdminAuth:
             if hmac.compare_digest(token.sha256.encode(), sha256.encode()):
                 found = token
         return None if found is None else Principal(found.name, found.role)
+
+
+def caller(principal: Principal) -> str:
+    """The value of the CALLER header."""
+    return f"{principal.role.value} {quote(principal.name)}"
+
+
+def _brought(headers: Sequence[tuple[bytes, bytes]]) -> Principal:
+    """Whose request another control plane has brought. Raises Unauthenticated."""
+    value = next((value.decode("latin1") for name, value in headers if name.lower() == CALLER.encode()), "")
+    role, _, name = value.partition(" ")
+    if role not in [known.value for known in Role] or not name:
+        raise Unauthenticated(f"a control plane names whose request it brings: {CALLER}: ROLE NAME", code="token_malformed")
+    return Principal(unquote(name), Role(role), peer=True)
 
 
 class FailureLimit:

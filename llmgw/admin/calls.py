@@ -100,8 +100,12 @@ class Call:
             )
         if match.strip() == "*" and current:
             return None
-        if current and any(found[1] == str(current) for part in match.split(",") if (found := _ETAG.match(part.strip()))):
+        named = [int(found[1]) for part in match.split(",") if (found := _ETAG.match(part.strip()))]
+        if current and current in named:
             return current
+        if named and named[0] > 0 and self.key is not None:
+            # It may be a repeat of an order that was carried out just before its leader died: the store tells, in the write itself.
+            return named[0]
         now = f"it is at revision {current}" if current else "it is not there"
         raise PreconditionFailed(f"the edit began from {match[:40]}, but {now}: read it again")
 
@@ -137,7 +141,8 @@ class Route:
     """`rule` in the web framework's notation. `role` None: open to everybody. `body` names the parts of a body, for the document.
 
     An order may come with an Idempotency-Key; a repeat of it is answered without being carried out again. `remembered` False:
-    the key is passed over and the answer, which holds a secret, is not kept.
+    the key is passed over and the answer, which holds a secret, is not kept. `local`: also where another control plane leads
+    the answer is given here; orders are carried to the leader unless they are.
     """
 
     method: str
@@ -148,6 +153,12 @@ class Route:
     body: Mapping[str, str] = attrs.field(factory=dict)
     query: Mapping[str, str] = attrs.field(factory=dict)
     remembered: bool = True
+    local: bool | None = None
+
+    @property
+    def is_leaders(self) -> bool:
+        """Is it for the leader to answer?"""
+        return self.is_order and self.role is not None if self.local is None else not self.local
 
     @property
     def is_order(self) -> bool:

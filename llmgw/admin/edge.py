@@ -1,13 +1,13 @@
 """The first look at every request of the admin port, before any framework: what is refused whatever the route.
 
-Holds the agents' sessions apart from the rest, keeps a crash of ours from reaching a client as anything but an error, and
-knows when the server drains.
+Holds the sessions of agents and routers apart from the rest, keeps a crash of ours from reaching a client as anything but an
+error, and knows when the server drains.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -15,7 +15,6 @@ import trio
 
 from llmgw.admin.errors import error_body
 from llmgw.admin.limits import Limits
-from llmgw.protocol.websocket import SESSION_PATH
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -30,12 +29,13 @@ log = structlog.get_logger("llmgw.admin")
 class AdminApp:
     """The whole admin port as one ASGI application.
 
-    `http` answers requests, `agents` serves the sessions' path, `relay` what the playground asks of the router (below `relayed`).
+    `http` answers requests, `sessions` holds what serves each path of WebSockets, `relay` serves what the playground asks of the
+    router (below `relayed`).
     """
 
-    def __init__(self, http: App, agents: App, relay: App, relayed: str, draining: trio.Event, limits: Limits) -> None:
+    def __init__(self, http: App, sessions: Mapping[str, App], relay: App, relayed: str, draining: trio.Event, limits: Limits) -> None:
         self._http = http
-        self._agents = agents
+        self._sessions = sessions
         self._relay = relay
         self._relayed = relayed
         self.draining = draining
@@ -74,10 +74,10 @@ class AdminApp:
             await self._relay(scope, receive, send)
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
-        elif scope["path"] == SESSION_PATH:
-            await self._agents(scope, receive, send)
+        elif (session := self._sessions.get(scope["path"])) is not None:
+            await session(scope, receive, send)
         else:
-            body = error_body("not_found", "not_found", f"no WebSocket is offered here; agents use {SESSION_PATH}")
+            body = error_body("not_found", "not_found", f"no WebSocket is offered here; there are {', '.join(self._sessions)}")
             await answer(scope, receive, send, 404, body)
 
 

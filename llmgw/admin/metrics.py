@@ -46,7 +46,13 @@ class _Cluster(Collector):
         replicas = controller.replicas()
         yield _gauge("llmgw_build_info", "This build; always 1.", {(__version__,): 1}, "build")
         yield _gauge("llmgw_leader", "1 while this control plane leads.", {(): float(controller.leadership.is_leader)})
-        yield _gauge("llmgw_epoch", "The epoch under which this control plane leads or led.", {(): float(controller.leadership.epoch)})
+        leads = controller.leadership
+        yield _gauge("llmgw_lease_epoch", "The epoch that this control plane holds; 0 while it holds none.", {(): float(leads.epoch)})
+        left_s = leads.seconds_left(controller.machine.now_s())
+        yield _gauge("llmgw_lease_seconds_left", "Until leadership is no longer confirmed unless renewed; 0 on a standby.", {(): left_s})
+        yield _counter("llmgw_lease_transitions", "How often this process has begun to lead.", leads.transitions)
+        standbys = float(len(controller.peers.healthy())) if leads.is_leader else 0.0
+        yield _gauge("llmgw_standbys", "Control planes that could take over from this leader now.", {(): standbys})
         yield _gauge("llmgw_models", "Models in the catalog.", {(): float(len(controller.live.current.models))})
         wanted: dict[tuple[str, ...], float] = {(spec.name,): float(spec.replicas.count) for spec in controller.live.current.models}
         yield _gauge("llmgw_model_replicas_wanted", "Replicas asked for.", wanted, "model")
@@ -61,6 +67,7 @@ class _Cluster(Collector):
         yield _gauge("llmgw_nodes", "Nodes by state.", {(state.value,): float(nodes[state]) for state in NodeState}, "state")
         yield _gauge("llmgw_endpoints", "Endpoints in the published list.", {(): float(len(controller.publisher.current.endpoints))})
         yield _gauge("llmgw_endpoints_generation", "Generation of the published list.", {(): float(controller.publisher.generation)})
+        yield _gauge("llmgw_routers", "Routers that follow this control plane now.", {(): float(len(controller.routers.connected()))})
         yield _counter("llmgw_plans", "Plans made since the start.", controller.reconciler.plans)
         yield _counter("llmgw_events_lost", "Events that could not be stored in time.", controller.events.dropped)
 

@@ -50,11 +50,12 @@ class Opened:
 class SignIn:
     """Links and sessions of this control plane. Plain state between awaits."""
 
-    def __init__(self, machine: Machine, auth: AdminAuth, cluster_id: str) -> None:
+    def __init__(self, machine: Machine, auth: AdminAuth, of: str) -> None:
+        """`of` names this control plane, the same over restarts and different from every other's."""
         self._machine = machine
         self._auth = auth
-        # Cookies are kept per host and not per port: two clusters on one machine must not take each other's.
-        self.cookie_name: Final = f"llmgw-{hash_token(cluster_id)[:8]}"
+        # Cookies are kept per host and not per port: two control planes on one machine must not take each other's.
+        self.cookie_name: Final = f"llmgw-{hash_token(of)[:8]}"
         self._links: dict[str, tuple[str, float]] = {}  # hash of the code -> hash of the token it stands for, until when
         self._sessions: dict[str, Session] = {}  # by the hash of the cookie, the longest unused first
 

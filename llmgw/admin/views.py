@@ -146,6 +146,7 @@ def node_view(
         "connected": node.connected,
         "heard_age_s": round((now_s - node.heard_s), 3),
         "last_seen": time_text(wall_s - (now_s - node.heard_s)),
+        "clock_ahead_s": round(node.clock_ahead_s, 1),
         "build": facts.build,
         "cpus": facts.cpus,
         "memory_mib": facts.memory_mib,

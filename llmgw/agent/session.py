@@ -187,7 +187,8 @@ class Sessions:
     async def _converse(self, channel: Channel, url: str) -> None:
         """One session from hello to end. Raises LlmgwError for every end that is not a cancel."""
         highest = self._fence.highest
-        hello = await self._shake_hands(channel, AgentHello(self._facts(), highest.cluster_id, highest.epoch, highest.owner))
+        first = AgentHello(self._facts(), highest.cluster_id, highest.epoch, highest.owner, wall_s=self._machine.wall_s())
+        hello = await self._shake_hands(channel, first)
         try:
             ours = await self._fence.pin(hello.cluster_id)
         except OSError as err:
@@ -298,6 +299,7 @@ class Sessions:
     async def _follow(self, token: FencingToken, session: _Open, peer: str) -> None:
         """The barrier: the token is on disk first, then a full inventory names it. A stale leader gets the higher one's name."""
         async with self._executing:
+            met = self._fence.highest
             verdict = await self._admit(token)
             if verdict is lease.Fence.FOREIGN:
                 log.warning("a leader of another cluster is not obeyed", peer=peer, cluster=token.cluster_id)
@@ -306,6 +308,10 @@ class Sessions:
                 if self._leader is not session:
                     log.info("obeys a leader", peer=peer, owner=token.owner, epoch=token.epoch)
                 self._leader = session
+                if met.epoch != token.epoch:  # the others learn whom we obey, the deposed one among them
+                    for other in self._open:
+                        if other is not session:
+                            self._put(other, self._inventory(other))
             else:
                 highest = self._fence.highest
                 log.warning("a stale leader is not obeyed", peer=peer, epoch=token.epoch, highest=highest.epoch, owner=highest.owner)

@@ -100,8 +100,8 @@ class Models:
         near = difflib.get_close_matches(name, [known for spec in self._live.current.models for known in spec.names], 1, NEAR)
         raise NotFound(f"there is no model {name[:100]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
-    async def reload(self, epoch: int) -> None:
-        """An `on_lead` hook: what a leader before may have changed."""
+    async def reload(self) -> None:
+        """What another leader may have changed."""
         self._choices = dict(await engine_choices.load(self._store))
         if not self._file:
             await self._reread()

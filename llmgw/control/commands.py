@@ -6,6 +6,7 @@ an order counts as pending until its agent reports it or says no.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 import structlog
@@ -14,6 +15,7 @@ from llmgw.control.event_log import EventLog
 from llmgw.control.inventory import Inventory
 from llmgw.control.leadership import Leadership
 from llmgw.control.sessions import Sessions
+from llmgw.domain.errors import Unavailable
 from llmgw.domain.event import Level
 from llmgw.domain.ids import CommandId, NodeId
 from llmgw.domain.ports import Machine
@@ -44,7 +46,8 @@ class Commands:
     def hello_all(self) -> None:
         """A new epoch: every connected node is asked anew."""
         for node in self._sessions.connected():
-            self.hello(node)
+            with contextlib.suppress(Unavailable):  # a session that takes nothing has ended; the next one begins with a hello
+                self.hello(node)
 
     def send(self, node: NodeId, order: Order, generation: int) -> CommandId:
         """One order under this leader's token. Raises Unavailable when the node has no session or we do not lead."""
@@ -61,6 +64,10 @@ class Commands:
             self._inventory.stop_sent(order.replica)
         return command.command_id
 
+    def end_term(self) -> None:
+        """Somebody else leads from here on: no answer is waited for."""
+        self._outstanding.clear()
+
     def result(self, node: NodeId, result: CommandResult) -> None:
         """What an agent answered. A higher epoch makes us acquire above it; a "no" is believed."""
         sent = self._outstanding.pop(result.command_id, None)
@@ -70,7 +77,7 @@ class Commands:
         name = self._sessions.name(node)
         if result.outcome is Outcome.STALE:
             log.warning("an agent has met a higher epoch", node=name, epoch=result.epoch, owner=result.owner)
-            self._leadership.meet(result.epoch)
+            self._leadership.met(result.epoch, result.owner)
         elif result.outcome is Outcome.FOREIGN:
             self._events.record("node.foreign", f"node/{name}", f"node {name} belongs to another cluster: {result.text}", Level.WARNING)
         if isinstance(order, StartReplica):

@@ -1,43 +1,48 @@
 """The control plane in one nursery: its owners, built once, and the tasks that it supervises.
 
-The nursery's tasks are the design: leadership, events (the store's writer), publisher, reconciler, engine watch,
-store watch, housekeeping. A crash of leadership or of the store's writer ends the process; the others are started again, three times in a
-minute. Sessions and the admin API are served by `wiring` beside it and call the owners here.
+The nursery's tasks are the design: leadership, events (the store's writer), publisher, reconciler, engine watch, peers, store
+follower, disk watch, store watch, housekeeping. All run on every control plane; those that act ask at each step whether it
+leads. A crash of leadership or of the store's writer ends the process; the others are started again, three times in a minute.
+Sessions and the admin API are served by `wiring` beside it and call the owners here.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Final
 
 import attrs
 import structlog
 import trio
 
+from llmgw import __version__
+from llmgw.control.attention import Attention
 from llmgw.control.catalog import LiveCatalog, Models
 from llmgw.control.commands import Commands
 from llmgw.control.endpoint_list import Made, build_list
 from llmgw.control.engine_watch import watch_engines
 from llmgw.control.event_log import EventLog
+from llmgw.control.feed import RouterFeeds
 from llmgw.control.footprint import SizeOf, needs
 from llmgw.control.holds import Holds
 from llmgw.control.inventory import Inventory
-from llmgw.control.leadership import Leadership
+from llmgw.control.leadership import Candidacy, Leadership
 from llmgw.control.node_watch import NodeWatch
 from llmgw.control.nodes import Nodes
 from llmgw.control.observed import Closing, Desired, MemoryNeed, Observed, ObservedReplica, PlanSettings
+from llmgw.control.peers import NoPeers, PeerLink, Peers, Presence
 from llmgw.control.planning import barrier, explain_model, explain_replica
 from llmgw.control.publisher import Publisher
 from llmgw.control.reconciler import Reconciler
 from llmgw.control.router_view import acknowledged_by_all, merged_use
 from llmgw.control.sessions import Sessions
 from llmgw.control.supervision import keep_running
-from llmgw.domain.endpoint import Endpoint, EndpointList, EndpointUse
-from llmgw.domain.errors import NotFound, Unavailable
+from llmgw.domain.endpoint import Endpoint, EndpointList, EndpointUse, ListStamp
+from llmgw.domain.errors import Conflict, NotFound, StaleEpoch, Unavailable
 from llmgw.domain.event import Event
-from llmgw.domain.ids import ClusterId, EndpointId, OwnerId, ReplicaId
+from llmgw.domain.files import words
+from llmgw.domain.ids import EndpointId, OwnerId, ReplicaId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import Catalog
 from llmgw.domain.plan import Reason
@@ -47,14 +52,21 @@ from llmgw.domain.replica import ReplicaState, RestartPolicy
 from llmgw.protocol.messages import RestartReplica
 from llmgw.settings.load import policy_of
 from llmgw.settings.schema import Settings
-from llmgw.store import audit, drains, idempotency
+from llmgw.store import admin_tokens, audit, drains, idempotency
 from llmgw.store import events as event_rows
+from llmgw.store.admin_tokens import AdminToken
 from llmgw.store.audit import CLUSTER, Origin
 from llmgw.store.connection import Store
 
 STORE_LOOK_S: Final = 5.0  # how late the end of a full disk is noticed; the look costs a page of writing while it lasts
 HOUSEKEEPING_S: Final = 3600.0  # retention is counted in days
+HOUSEKEEPING_RETRY_S: Final = 60.0
+FOLLOW_S: Final = 1.0  # a standby shows what the leader has changed within a second (control.md 3)
+DISK_CHECK_FILE: Final = "disk-check"
+DISK_CHECK_S: Final = 5.0  # as often as a leader's disk is tried
+ORDERS_S_MAX: Final = 1.0  # an order takes milliseconds; one that waits for the store must not hold up the next leader
 DAY_S: Final = 86_400.0
+TOKEN_NAME_DIGITS: Final = 6  # of a token's hash, in its name: two machines' first tokens are told apart
 log = structlog.get_logger("llmgw.control")
 
 
@@ -104,8 +116,9 @@ def plan_settings(settings: Settings) -> PlanSettings:
 
 
 class Controller:
-    """Built by `wiring`, which opened the store and found out the cluster's id.
+    """Built by `wiring`, which opened the store and found out the cluster's id. `candidacy` is with what it competes for the lease.
 
+    `address` is where other control planes reach this one, `link` how it reaches them; `token_sha256` is of its admin token.
     `file` names the file whose `[[model]]` tables are the catalog ("" with a store); `objects` is what it held at start, and
     what an empty store imports. `size_of` measures a checkpoint; `secret` reads a key from the environment.
     """
@@ -117,10 +130,11 @@ class Controller:
         settings: Settings,
         objects: Objects,
         *,
-        data_dir: Path,
-        cluster_id: ClusterId,
-        owner: OwnerId,
+        candidacy: Candidacy,
         file: str = "",
+        address: str = "",
+        link: PeerLink | None = None,
+        token_sha256: str = "",
         size_of: SizeOf = lambda checkpoint: None,
         secret: Callable[[str], str] = lambda name: "",
     ) -> None:
@@ -128,25 +142,32 @@ class Controller:
         self.store = store
         self.settings = settings
         self.file = file
+        self.address = address
+        self._token_sha256 = token_sha256
         self._objects = objects
         self._size_of = size_of
         self._secret = secret
         self._policy_sinks: list[PolicySink] = []
         self._usage_sources: list[UsageSource] = []
         self._made: Made = {}
+        self._data_dir = candidacy.data_dir
+        self._disk_fine = True
+        self._orders = 0
+        self._order_ended = trio.Event()  # replaced at each
+        self._welcomed: dict[OwnerId, str] = {}
+        self._on_reread: list[Callable[[], Awaitable[None]]] = []
         self._list: tuple[_MadeOf, dict[str, Reason | None], EndpointList] | None = None
         self._needs: tuple[Catalog, Mapping[str, MemoryNeed]] | None = None
-        self.inventory = Inventory(machine.now_s, self._changed)
+        self.attention = Attention(machine)
+        self.inventory = Inventory(self.attention.now_s, self._changed)
         self.leadership = Leadership(
             machine,
-            data_dir,
-            cluster_id,
-            owner,
-            raise_epoch=lambda epoch: store.claim_epoch(epoch, owner),
+            candidacy,
+            raise_epoch=store.claim_epoch,
             heard=lambda: self.inventory.heard_and_counted(self.settings.reconcile.node_lost_after_s),
         )
-        self.events = EventLog(machine, self._append_events, self._epoch)
-        self.nodes = Nodes(machine, store, self._epoch, self.events, self._changed)
+        self.events = EventLog(machine, self._append_events, self._epoch, self._may_write)
+        self.nodes = Nodes(machine, store, self._epoch, self.events, self._changed, self._may_write)
         self.holds = Holds(machine, store, self._epoch, self.events, self._changed)
         self.live = LiveCatalog(self._publish, self._changed)
         self.models = Models(store, self._epoch, self.live, self.events, self.inventory.reopen, file)
@@ -157,10 +178,10 @@ class Controller:
         self.publisher = Publisher(
             machine,
             self._build_list,
-            self._token,
+            self._stamp,
             self.inventory,
             interval_s=lambda: self.settings.publish.interval_s,
-            met=self.leadership.meet,
+            met=self.leadership.met,
             knows=lambda: not barrier(self.settings.reconcile.grace_s, self.observe()),
         )
         self.reconciler = Reconciler(
@@ -172,10 +193,25 @@ class Controller:
             self.desired,
             self.observe,
             self._publish,
-            tick_s=lambda: self.settings.reconcile.tick_s,
+            # A leader whose loop is not heard for a ttl loses office, however rarely it is asked to look.
+            tick_s=lambda: min(self.settings.reconcile.tick_s, candidacy.timings.renew_s),
             look=NodeWatch(self.events).look,
+            awake=self._after_pause,
         )
+        self.routers = RouterFeeds(
+            machine,
+            self.leadership,
+            known_replicas=lambda: self.inventory.known_if_unsettled(self._token(), self.nodes.known),
+            ttl_s=lambda: self.settings.lease.ttl_s,
+            listened_s=self.attention.now_s,
+            poke=self.reconciler.poke,
+            wake=lambda model: self.reconciler.poke(),  # a hint: what runs for a model is the planner's to say
+        )
+        self.live.add_sink(self.routers)
+        self.add_router(self.routers, self.routers, self.routers)
+        self.peers = Peers(machine, self.leadership, link or NoPeers(), self._presence, self._welcome)
         self.leadership.on_lead(self._reload)
+        self.leadership.on_end(self._end_term)
 
     # --- what is wired to it
 
@@ -187,6 +223,10 @@ class Controller:
         self._policy_sinks.append(policy)
         policy.set_policy(self.policy())
         self.publisher.add_sink(sink, serves_already=serves_already)
+
+    def on_reread(self, hook: Callable[[], Awaitable[None]]) -> None:
+        """`hook` reads anew what another control plane may have changed beside what is kept here: who may call."""
+        self._on_reread.append(hook)
 
     def policy(self) -> Policy:
         """What routers obey, from the settings and keys in force."""
@@ -228,7 +268,7 @@ class Controller:
     def replicas(self) -> tuple[ObservedReplica, ...]:
         """For people: with ages of now, and one on its way out reads as draining, with why."""
         observed = self.observe()
-        now_s = self.machine.now_s()
+        now_s = self.attention.now_s()
         closing = {closing.replica: closing for closing in observed.closings}
         shown = []
         for replica in observed.replicas:
@@ -302,27 +342,87 @@ class Controller:
     # --- the nursery
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Leads, plans and publishes until cancelled. Says started() after the first list went out."""
+        """Leads or stands by, plans and publishes until cancelled.
+
+        Says started() once it is known whether it leads, and what is in the store.
+        """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.events.run)
             await nursery.start(self.leadership.run)
+            if not self.leadership.is_leader:
+                await self.reread()
             nursery.start_soon(self._watch_leadership)
             self.publisher.publish_now()
             nursery.start_soon(keep_running, self.machine, "publisher", self.publisher.run)
             nursery.start_soon(keep_running, self.machine, "reconciler", self.reconciler.run)
             nursery.start_soon(keep_running, self.machine, "engine watch", self._watch_engines)
+            nursery.start_soon(keep_running, self.machine, "peers", self.peers.run)
+            nursery.start_soon(keep_running, self.machine, "store follower", self._follow_store)
+            nursery.start_soon(keep_running, self.machine, "disk watch", self._watch_disk)
             nursery.start_soon(keep_running, self.machine, "housekeeping", self._keep_house)
             nursery.start_soon(keep_running, self.machine, "store watch", self._watch_store)
             task_status.started()
 
     async def _watch_leadership(self) -> None:
+        """The barrier goes out when a term begins; once, whatever else changes during it."""
+        greeted = 0
         while True:
             changed = self.leadership.changed
-            if self.leadership.is_leader:
+            if self.leadership.is_leader and self.leadership.epoch != greeted:
+                greeted = self.leadership.epoch
                 self.inventory.forget_sent_stops()
                 self.commands.hello_all()
                 self._changed()
+                await self._keep_connected_nodes()
             await changed.wait()
+
+    def _after_pause(self) -> None:
+        """This process stood still for so long that sessions have ended, or will: what runs is asked anew before anything is judged."""
+        if self.attention.take_pause() > self.settings.reconcile.heartbeat_s and self.leadership.is_leader:
+            self.inventory.await_nodes(self.nodes.known.values())
+            self.commands.hello_all()
+
+    async def _keep_connected_nodes(self) -> None:
+        """Nodes that came while somebody else led, or nobody: that leader may not have heard of them."""
+        for facts in self.inventory.connected_facts():
+            try:
+                await self.nodes.heard(facts)
+            except (Conflict, Unavailable, StaleEpoch) as err:
+                log.warning("a node could not be put into the store", node=facts.name, why=err.message)
+
+    async def _follow_store(self) -> None:
+        silent = False
+        while True:
+            await self.machine.sleep_until(self.machine.now_s() + FOLLOW_S)
+            if self.leadership.may_write:
+                continue
+            try:
+                await self.reread()
+            except Unavailable as err:
+                if not silent:
+                    log.warning("the store does not answer; what was read last is shown", why=err.message)
+                silent = True
+            else:
+                silent = False
+
+    async def reread(self) -> None:
+        """On a standby: everything that the leader may have changed, in force and shown here. Raises Unavailable."""
+        await self.nodes.reload()
+        await self.holds.reload()
+        if self.file:
+            self.models.replace_from_file(self._objects.catalog)
+        else:
+            await self.models.reload()
+        self.inventory.set_drains(await drains.load(self.store))
+        self.inventory.expect(self.nodes.known.values())
+        await self.events.catch_up(
+            lambda: event_rows.latest(self.store), lambda seq: event_rows.after(self.store, seq, event_rows.PAGE_MAX)
+        )
+        await self._reread_others()
+
+    async def _reread_others(self) -> None:
+        for hook in self._on_reread:
+            await hook()
 
     async def _watch_engines(self) -> None:
         await watch_engines(self.machine, self.leadership, self.sessions, self.inventory.find, self.use)
@@ -344,6 +444,9 @@ class Controller:
 
     async def _keep_house(self) -> None:
         while True:
+            if not self.leadership.confirmed(self.machine.now_s()):
+                await self.machine.sleep_until(self.machine.now_s() + HOUSEKEEPING_RETRY_S)
+                continue
             now_wall_s = self.machine.wall_s()
             try:
                 await event_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
@@ -351,27 +454,95 @@ class Controller:
                 await idempotency.trim(self.store, self._epoch(), now_wall_s)
                 if ended := self.inventory.ended_drains():
                     await drains.remove(self.store, self._epoch(), ended)
-            except Unavailable as err:
+            except (Unavailable, StaleEpoch) as err:
                 log.warning("old rows could not be removed; tried again later", why=str(err))
             await self.machine.sleep_until(self.machine.now_s() + HOUSEKEEPING_S)
 
     async def _reload(self, epoch: int) -> None:
         """The `on_lead` hook: everything that a leader before may have changed, in this order, before the first plan."""
-        await self.nodes.reload(epoch)
-        await self.holds.reload(epoch)
+        await self.nodes.reload()
+        await self.holds.reload()
         if self.file:
             self.models.replace_from_file(self._objects.catalog)
         else:
             await self.models.import_once(self._objects.catalog.models)
-        await self.models.reload(epoch)
+        await self.models.reload()
         self.inventory.set_drains(await drains.load(self.store))
         self.inventory.await_nodes(self.nodes.known.values())
+        if self._token_sha256:
+            await self.ensure_admin_token(self._token_sha256)
+
+    async def _end_term(self, fenced: bool) -> None:
+        """The `on_end` hook: what this control plane began as a leader is over, and its last events are in the store."""
+        if not fenced:  # what is being carried out is still under our epoch, and so is what is told of it
+            with trio.move_on_after(ORDERS_S_MAX):
+                while self._orders:
+                    await self._order_ended.wait()
+        self.commands.end_term()
+        self.inventory.end_term()
+        self.reconciler.end_term()
+        if not fenced:
+            await self.events.flush()
+
+    def _presence(self) -> Presence:
+        heard, _ = self.inventory.heard_and_counted(self.settings.reconcile.node_lost_after_s)
+        return Presence(self.leadership.owner, self.address, __version__, heard, self._token_sha256, self._disk_fine)
+
+    async def _watch_disk(self) -> None:
+        """A standby's own disk, as a leader's is tried at each renewal: one that takes no writes is nobody to hand over to."""
+        while True:
+            if not self.leadership.may_write:
+                try:
+                    await self.machine.run_sync(lambda: self.machine.disk.write(self._data_dir / DISK_CHECK_FILE, b""))
+                except OSError as err:
+                    if self._disk_fine:
+                        log.warning("the data directory takes no writes", why=words(err))
+                    self._disk_fine = False
+                else:
+                    self._disk_fine = True
+            await self.machine.sleep_until(self.machine.now_s() + DISK_CHECK_S)
+
+    async def _welcome(self, presence: Presence) -> None:
+        """A standby's admin token is valid everywhere: each machine has one in its data directory."""
+        if presence.token_sha256 and self._welcomed.get(presence.owner) != presence.token_sha256:
+            await self.ensure_admin_token(presence.token_sha256)
+            self._welcomed[presence.owner] = presence.token_sha256
+
+    async def ensure_admin_token(self, sha256: str) -> None:
+        """The token of a control plane's own file is in the store. Raises Unavailable, StaleEpoch."""
+        await admin_tokens.ensure(self.store, self._epoch(), first_token(sha256, self.machine.wall_s()))
+        await self._reread_others()
+
+    @contextlib.contextmanager
+    def ordering(self) -> Iterator[None]:
+        """An operator's order is being carried out: a leader that lets go waits for it, for as long as ORDERS_S_MAX."""
+        self._orders += 1
+        try:
+            yield
+        finally:
+            self._orders -= 1
+            self._order_ended.set()
+            self._order_ended = trio.Event()
+
+    def _may_write(self) -> bool:
+        return self.leadership.epoch > 0
 
     def _epoch(self) -> int:
         return self.leadership.epoch
 
     def _token(self) -> FencingToken | None:
         return self.leadership.token if self.leadership.is_leader else None
+
+    def _stamp(self, generation: int) -> ListStamp | None:
+        """Whose list it is: this leader's, or on a standby an observation under whom agents obey."""
+        if self.leadership.is_leader:
+            return ListStamp(self.leadership.token, generation)
+        if self.leadership.may_write:
+            return None  # about to lead: the list before stays until the barrier
+        obeyed = self.inventory.obeyed()
+        if obeyed is None and (record := self.leadership.record) is not None:
+            obeyed = FencingToken(record.cluster_id, record.epoch, record.owner)
+        return None if obeyed is None else ListStamp(obeyed, generation, from_standby=True)
 
     def _build_list(self) -> EndpointList:
         """The list, made anew only when something that it is made of has changed."""
@@ -398,6 +569,11 @@ class Controller:
 
     async def _append_events(self, batch: tuple[Event, ...]) -> tuple[Event, ...]:
         return await event_rows.append(self.store, self._epoch(), batch)
+
+
+def first_token(sha256: str, wall_s: float) -> AdminToken:
+    """The admin token of one control plane's own file."""
+    return AdminToken(f"first-{sha256[:TOKEN_NAME_DIGITS]}", sha256, created_wall_s=wall_s)
 
 
 def _by(author: str) -> str:

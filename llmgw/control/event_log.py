@@ -1,7 +1,8 @@
-"""The cluster's one history of what it did and why: recorded here, kept in the store, followed by whoever asks.
+"""The cluster's one history of what it did and why: recorded by the leader, kept in the store, followed by whoever asks.
 
 Recording never waits. One task writes batches to the store, which gives each event its `seq`; followers and pages see an
-event only after it is stored. A store that cannot take them is told in the log once; events wait in a bounded buffer.
+event only after it is stored. A store that cannot take them is told in the log once; events wait in a bounded buffer. Where
+somebody else leads, what is recorded here goes to the log alone, and followers see what the leader has stored.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Final
 import structlog
 import trio
 
-from llmgw.domain.errors import LlmgwError
+from llmgw.domain.errors import LlmgwError, StaleEpoch
 from llmgw.domain.event import Event, Level
 from llmgw.domain.ports import Machine
 
 RECENT_MAX: Final = 2000  # events kept in memory for followers that reconnect; older ones are read from the store
 WAITING_MAX: Final = 10_000  # events that wait for a store that does not answer; the oldest are dropped with a count
 FOLLOWER_MAX: Final = 1000  # events that a slow follower may lag behind before it is cut off
+FLUSH_S_MAX: Final = 1.0  # of a leader that lets go: its last events must not hold up the next one
 RETRY_S: Final = 1.0
 
 Append = Callable[[tuple[Event, ...]], Awaitable[tuple[Event, ...]]]
@@ -28,20 +30,26 @@ log = structlog.get_logger("llmgw.events")
 
 
 class EventLog:
-    """`append` stores a batch and returns it with `seq` filled in. `epoch` is asked at each record."""
+    """`append` stores a batch and returns it with `seq` filled in. `epoch` is asked at each record, and so is `may_write`."""
 
-    def __init__(self, machine: Machine, append: Append, epoch: Callable[[], int]) -> None:
+    def __init__(self, machine: Machine, append: Append, epoch: Callable[[], int], may_write: Callable[[], bool] = lambda: True) -> None:
         self._machine = machine
         self._append = append
         self._epoch = epoch
+        self._may_write = may_write
         self._waiting: deque[Event] = deque(maxlen=WAITING_MAX)
         self._recent: deque[Event] = deque(maxlen=RECENT_MAX)
         self._followers: set[trio.MemorySendChannel[Event]] = set()
         self._wake = trio.Event()
+        self._written = trio.Event()  # replaced after each batch
+        self._seen = 0  # the highest seq that followers have been shown
         self.dropped = 0
 
     def record(self, kind: str, of: str, text: str, level: Level = Level.INFO, age_s: float = 0.0) -> None:
         """Remember that something happened `age_s` ago; `of` names it, such as `replica/m1-0a1b2c3d`."""
+        if not self._may_write():
+            log.debug(text, kind=kind, object=of)
+            return
         if len(self._waiting) == WAITING_MAX:
             self.dropped += 1
         self._waiting.append(Event(kind, of, text, self._machine.wall_s() - age_s, self._epoch(), 0, level))
@@ -58,6 +66,10 @@ class EventLog:
                 batch = tuple(self._waiting)
                 try:
                     stored = await self._append(batch)
+                except StaleEpoch as err:  # somebody else writes the history now
+                    log.warning("events of a term that is over are lost", lost=len(batch), epoch=err.epoch)
+                    self.dropped += len(batch)
+                    stored = ()
                 except LlmgwError as err:
                     if not silent:
                         log.warning("events cannot be stored; they wait in memory", error=str(err), waiting=len(batch))
@@ -68,8 +80,25 @@ class EventLog:
                 for _ in range(min(len(batch), len(self._waiting))):
                     self._waiting.popleft()
                 self._publish(stored)
+                self._written.set()
+                self._written = trio.Event()
+
+    async def flush(self) -> None:
+        """Returns when everything recorded is stored, or after FLUSH_S_MAX."""
+        with trio.move_on_after(FLUSH_S_MAX):
+            while self._waiting:
+                await self._written.wait()
+
+    async def catch_up(
+        self, latest: Callable[[], Awaitable[tuple[Event, ...]]], after: Callable[[int], Awaitable[tuple[Event, ...]]]
+    ) -> None:
+        """Shows followers what another control plane has stored. `latest()` gives the newest events, `after(seq)` those above."""
+        events = await (after(self._seen) if self._seen else latest())
+        self._publish(tuple(event for event in events if event.seq > self._seen))
 
     def _publish(self, events: tuple[Event, ...]) -> None:
+        if events:
+            self._seen = max(self._seen, events[-1].seq)
         self._recent.extend(events)
         for follower in list(self._followers):
             try:

@@ -24,8 +24,8 @@ class Holds:
         self._changed = changed
         self._holds: dict[str, Hold] = {}
 
-    async def reload(self, epoch: int) -> None:
-        """An `on_lead` hook."""
+    async def reload(self) -> None:
+        """What another leader may have changed."""
         self._holds = {hold.facility: hold for hold in await rows.load(self._store)}
 
     @property

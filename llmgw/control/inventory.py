@@ -6,7 +6,7 @@ decides nothing; `observe` hands the planner immutable values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Final
 
 import attrs
@@ -34,7 +34,10 @@ class NodeEntry:
     heard_s: float  # when it last spoke, on this machine's clock
     awaited_s: float  # when this leader began to wait for its answer to the barrier
     connected: bool = False
+    clock_ahead_s: float = 0.0
     known_token: FencingToken | None = None
+    obeys: FencingToken | None = None  # the highest token that its agent has said it has met
+    answered: FencingToken | None = None  # the last barrier that it answered; a session opened anew does not take it back
     replicas: dict[ReplicaId, ReplicaReport] = attrs.Factory(dict)
     reported_s: dict[ReplicaId, float] = attrs.Factory(dict)  # when each report came, so that its age goes on
     ordered: dict[ReplicaId, tuple[ReplicaOrder, float]] = attrs.Factory(dict)  # sent, not yet reported
@@ -69,8 +72,8 @@ class Inventory:
 
     # --- what comes in
 
-    def await_nodes(self, nodes: Iterable[StoredNode]) -> None:
-        """A new term: every node from before is waited for, counted from now, and none counts as known."""
+    def expect(self, nodes: Iterable[StoredNode]) -> None:
+        """Nodes that the store knows, and that may not have spoken to us yet."""
         now_s = self._now_s()
         for node in nodes:
             if node.id not in self._nodes:
@@ -78,6 +81,11 @@ class Inventory:
                     id=node.id, name=node.name, machine_id="", boot_id="", build="", facility=node.facility, address=node.address
                 )
                 self._nodes[node.id] = NodeEntry(facts, now_s, now_s)
+
+    def await_nodes(self, nodes: Iterable[StoredNode]) -> None:
+        """A new term: every node from before is waited for, counted from now, and none counts as known."""
+        self.expect(nodes)
+        now_s = self._now_s()
         for entry in self._nodes.values():
             entry.shown = None
             entry.known_token = None
@@ -85,7 +93,7 @@ class Inventory:
             if not entry.connected:
                 entry.heard_s = now_s
 
-    def opened(self, facts: NodeFacts) -> None:
+    def opened(self, facts: NodeFacts, clock_ahead_s: float = 0.0) -> None:
         """A session of this node was opened; what it runs is not known before it has answered the barrier."""
         entry = self._nodes.get(facts.id)
         if entry is None:
@@ -97,6 +105,7 @@ class Inventory:
         if entry.facts.name != facts.name:
             self._by_name = []
         entry.facts, entry.connected, entry.known_token, entry.shown = facts, True, None, None
+        entry.clock_ahead_s = clock_ahead_s
         self.heard(facts.id)
 
     def closed(self, node: NodeId) -> None:
@@ -113,9 +122,11 @@ class Inventory:
         if facts is not None:
             entry.facts = facts
 
-    def take(self, node: NodeId, message: InventoryMessage, token: FencingToken | None) -> None:
-        """A full inventory. The node is known when it names the token of this leader's barrier."""
+    def take(self, node: NodeId, message: InventoryMessage, token: FencingToken | None, obeyed: FencingToken) -> None:
+        """A full inventory. The node is known when it names the token of this leader's barrier. `obeyed` is what its agent obeys."""
         entry = self._nodes[node]
+        if obeyed.epoch:
+            entry.obeys = obeyed
         now_s = self._now_s()
         entry.facts = message.facts
         entry.seen = entry.shown = None
@@ -123,13 +134,19 @@ class Inventory:
         entry.reported_s = dict.fromkeys(entry.replicas, now_s)
         if token is not None and (message.epoch, message.owner) == (token.epoch, token.owner):
             if entry.known_token != token:
-                entry.ordered.clear()  # orders of before the barrier that are not in the answer were never taken
-            entry.known_token = token
+                self._forget_untaken(entry)
+            entry.known_token = entry.answered = token
         for replica in entry.replicas:
             entry.ordered.pop(replica, None)
             self._where[replica] = node
         self._prune()
         self._changed()
+
+    def _forget_untaken(self, entry: NodeEntry) -> None:
+        """The node has answered the barrier: starts sent before that are not in its answer were never taken, nor stops of what is."""
+        entry.ordered.clear()
+        for replica in entry.replicas:
+            self.stop_sent(replica, sent=False)
 
     def report(self, node: NodeId, report: ReplicaReport) -> None:
         """One replica's news."""
@@ -225,6 +242,15 @@ class Inventory:
         for entry in self._closings.values():
             entry.stop_sent = False
 
+    def end_term(self) -> None:
+        """Somebody else leads from here on: what was ordered and begun is for that one's inventories to say."""
+        self._closings.clear()
+        self._refusals.clear()
+        for entry in self._nodes.values():
+            entry.ordered.clear()
+            entry.known_token = entry.seen = entry.shown = None
+        self._changed()
+
     def _prune(self) -> None:
         if len(self._where) > 2 * sum(len(entry.replicas) for entry in self._nodes.values()) + 100:
             self._where = {replica: node for replica, node in self._where.items() if self.find(replica) is not None}
@@ -250,6 +276,23 @@ class Inventory:
             return node, ReplicaReport(ordered[0], ReplicaState.PENDING, "ordered", attempt=0)
         return None
 
+    def known_if_unsettled(self, token: FencingToken | None, counted: Container[NodeId]) -> frozenset[EndpointId] | None:
+        """The replicas that are known while a node of `counted` has not answered the barrier of `token`; None once all have.
+
+        A node that never answers counts as unheard for as long as it is not removed: what nobody hears from may still serve.
+        """
+        if all(entry.answered == token for node, entry in self._nodes.items() if node in counted):
+            return None
+        return frozenset(EndpointId(replica) for entry in self._nodes.values() for replica in entry.replicas)
+
+    def obeyed(self) -> FencingToken | None:
+        """The highest token that any connected agent obeys: under whose orders the cluster is now, as seen from here."""
+        tokens = (entry.obeys for entry in self._nodes.values() if entry.connected and entry.obeys is not None)
+        return max(tokens, key=lambda token: token.epoch, default=None)
+
+    def connected_facts(self) -> tuple[NodeFacts, ...]:
+        return tuple(entry.facts for entry in self._nodes.values() if entry.connected)
+
     def heard_and_counted(self, lost_after_s: float) -> tuple[int, int]:
         """(nodes heard lately, nodes that count), for the powers of an unconfirmed leader."""
         now_s = self._now_s()
@@ -266,7 +309,10 @@ class Inventory:
         grace_s: float,
         wall_s: float,
     ) -> Observed:
-        """Everything as values, sorted. `acknowledged` is the generation that all connected routers have reached."""
+        """Everything as values, sorted. `acknowledged` is the generation that all connected routers have reached.
+
+        `token` is this leader's, whose barrier makes a node known; None on a standby, to which any inventory does.
+        """
         now_s = self._now_s()
         self._refusals = {key: value for key, value in self._refusals.items() if value[1] > now_s}
         nodes: list[ObservedNode] = []
@@ -274,7 +320,7 @@ class Inventory:
         same = True
         for node_id, entry in self._sorted_nodes():
             unheard_s = now_s - entry.heard_s
-            known = token is not None and entry.known_token == token
+            known = entry.known_token is not None if token is None else entry.known_token == token
             # After a change of role nobody is lost before the grace has passed: its session may still be on the way.
             if unheard_s > (node_lost_after_s if known else max(grace_s, node_lost_after_s)):
                 state = NodeState.LOST
@@ -327,6 +373,7 @@ class Inventory:
             connected=entry.connected,
             heard_s=entry.heard_s,
             awaited_since_s=entry.awaited_s,
+            clock_ahead_s=entry.clock_ahead_s,
             cordoned=row is not None and row.cordoned,
             draining=row is not None and row.draining,
             drain_left_s=None if deadline_s is None else deadline_s - wall_s,

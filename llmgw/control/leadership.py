@@ -1,39 +1,57 @@
 """Whether this control plane leads, under which epoch, and what its claim may do now.
 
-Here a control plane leads by definition: it has its store, or its file, to itself. The epoch still rises with every start,
-from a counter file in the data directory, and travels with every command, so that agents and routers are fenced from the
-first day. What is outside of this class stays when a lease decides inside it.
+The lease decides who leads (`llmgw.lease`); this is the one place where the rest of the control plane asks about it. What has
+to happen before the first plan of a term, and when a term is over, hooks in here. Logs nothing: the lease logs transitions.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
 
-import structlog
+import attrs
 import trio
 
 from llmgw.control import powers
-from llmgw.domain.errors import Conflict, Invalid, Unavailable
-from llmgw.domain.files import unusable
+from llmgw.domain.errors import Unavailable
 from llmgw.domain.ids import ClusterId, OwnerId
-from llmgw.domain.lease import FencingToken, Power
+from llmgw.domain.lease import FencingToken, LeaseRole, Power
 from llmgw.domain.plan import Action
 from llmgw.domain.ports import Machine
+from llmgw.lease import rules
+from llmgw.lease.keeper import LeaseKeeper, Term
+from llmgw.lease.record import LeaseRecord
+from llmgw.lease.rules import Candidate, PeerView, Phase, Rules
+from llmgw.lease.sole import SoleStore
+from llmgw.lease.store import HolderLock, LeaseStore, NoLock
+from llmgw.lease.timings import LeaseTimings
 
-EPOCH_FILE: Final = "epoch"
-EPOCH_DIGITS_MAX: Final = 18  # what the store's 64-bit column takes; epochs rise by one
-_WHAT: Final = "the file of the last epoch"
-# The store counts too, and is asked: only with both gone could an epoch come again.
-_REMEDY: Final = "move it away if the store is still the old one; else put a number there that is no lower than an agent's fence.json has"
 OnLead = Callable[[int], Awaitable[None]]
-log = structlog.get_logger("llmgw.leadership")
+OnEnd = Callable[[bool], Awaitable[None]]
+
+
+@attrs.frozen
+class Candidacy:
+    """With what a control plane competes. `place` names where the record is, for people; `known_epoch` the highest epoch that
+    the store's data has met."""
+
+    me: Candidate
+    store: LeaseStore
+    data_dir: Path
+    lock: HolderLock = attrs.field(factory=NoLock)
+    timings: LeaseTimings = LeaseTimings()
+    place: str = ""
+    known_epoch: int = 0
+    protect: Rules = rules.RULES  # only a test replaces one
+
+    @classmethod
+    def sole(cls, cluster_id: ClusterId, owner: OwnerId, data_dir: Path, known_epoch: int = 0) -> Candidacy:
+        """Nobody else can compete: it leads by definition."""
+        return cls(Candidate(cluster_id, owner, boot_id=""), SoleStore(cluster_id), data_dir, known_epoch=known_epoch)
 
 
 class Leadership:
-    """`raise_epoch(epoch)` writes a new epoch where store writes check it, before it is used; it may wait.
+    """`raise_epoch(epoch, owner)` writes a new epoch where store writes check it, before it is used; raises StaleEpoch.
 
     `heard()` returns (nodes heard, nodes that count), for the powers of an unconfirmed claim.
     """
@@ -41,123 +59,164 @@ class Leadership:
     def __init__(
         self,
         machine: Machine,
-        data_dir: Path,
-        cluster_id: ClusterId,
-        owner: OwnerId,
-        raise_epoch: Callable[[int], Awaitable[int]],
+        candidacy: Candidacy,
+        raise_epoch: Callable[[int, OwnerId], Awaitable[None]],
         heard: Callable[[], tuple[int, int]],
     ) -> None:
-        self._machine = machine
-        self._file = data_dir / EPOCH_FILE
         self._raise_epoch = raise_epoch
         self._heard = heard
-        self._hooks: list[OnLead] = []
-        self._leads = False
-        self._left = False  # stepped down: never again in this process
-        self._epoch = 0
-        self._met = 0  # the highest epoch that any agent or router reported
-        self._again = trio.Event()
-        self.cluster_id = cluster_id
-        self.owner = owner
-        self.changed = trio.Event()  # replaced at each change of role or epoch
+        self._on_lead: list[OnLead] = []
+        self._on_end: list[OnEnd] = []
+        self.cluster_id = candidacy.me.cluster_id
+        self._keeper = LeaseKeeper(
+            machine,
+            candidacy.store,
+            candidacy.me,
+            candidacy.timings,
+            self,
+            candidacy.data_dir,
+            lock=candidacy.lock,
+            place=candidacy.place,
+            known_epoch=candidacy.known_epoch,
+            protect=candidacy.protect,
+        )
+
+    # --- what the claim is
+
+    @property
+    def owner(self) -> OwnerId:
+        return self._keeper.owner
 
     @property
     def is_leader(self) -> bool:
-        return self._leads
+        return self._keeper.is_leader
+
+    @property
+    def may_write(self) -> bool:
+        """Is there an epoch to write under: this process leads, or gets ready to? The store compares it again at each write."""
+        return self._keeper.view.phase in rules.HOLDS
 
     @property
     def epoch(self) -> int:
-        return self._epoch
+        """The epoch held; 0 while this control plane holds none, which no store takes a write under."""
+        return self._keeper.epoch
 
     @property
     def token(self) -> FencingToken:
         """What goes with every command. Raises Unavailable while this control plane does not lead."""
-        if not self._leads:
+        if not self.is_leader:
             raise Unavailable("this control plane does not lead", code="not_leader")
-        return FencingToken(self.cluster_id, self._epoch, self.owner)
+        return FencingToken(self.cluster_id, self.epoch, self.owner)
+
+    @property
+    def record(self) -> LeaseRecord | None:
+        """Who leads, as far as the lease's store has shown."""
+        return self._keeper.record
+
+    @property
+    def store_silent(self) -> bool:
+        """Does the lease's store not answer this control plane now?"""
+        return self._keeper.silent_since_s is not None
+
+    @property
+    def transitions(self) -> int:
+        """How often this process has begun to lead."""
+        return self._keeper.transitions
+
+    @property
+    def changed(self) -> trio.Event:
+        """Replaced at each change of role, epoch or holder."""
+        return self._keeper.changed
+
+    def role(self, now_s: float) -> LeaseRole:
+        return self._keeper.lease_role(now_s)
+
+    def seconds_left(self, now_s: float) -> float:
+        """Until CONFIRMED ends unless the lease is renewed; 0 for everybody else."""
+        return self._keeper.seconds_left(now_s)
 
     def power(self, now_s: float) -> Power | None:
         """What the claim may do at this instant; None while it does not lead."""
-        if not self._leads:
-            return None
-        return Power.CONFIRMED if self.confirmed(now_s) else Power.UNCONFIRMED
+        return self._keeper.power(now_s)
 
     def confirmed(self, now_s: float) -> bool:
         """Is the right to lead proven at this instant? Asked at each use, never kept."""
-        return self._leads
+        return self._keeper.confirmed(now_s)
 
     def allows(self, action: Action, now_s: float) -> bool:
         power = self.power(now_s)
         return power is not None and powers.allows(power, action, *self._heard())
 
+    # --- what hooks in, and what it is told
+
     def on_lead(self, hook: OnLead) -> None:
         """`hook(epoch)` re-reads what a leader before may have changed. Run one after another before the first plan."""
-        self._hooks.append(hook)
+        self._on_lead.append(hook)
 
-    def meet(self, epoch: int) -> None:
-        """An agent or a router reported this epoch. One that is not below ours, from elsewhere, makes us acquire above it."""
-        if epoch > self._met:
-            self._met = epoch
-        if self._leads and epoch >= self._epoch:
-            self._again.set()
+    def on_end(self, hook: OnEnd) -> None:
+        """`hook(fenced)` ends what belongs to a term, before the lease is released; `fenced`: somebody else leads already."""
+        self._on_end.append(hook)
+
+    def met(self, epoch: int, owner: str = "") -> None:
+        """An agent, a router or the store reported this epoch. One that is not below ours, from elsewhere, makes us acquire above it."""
+        self._keeper.met(epoch, owner)
+
+    def beat(self) -> None:
+        """The work loop came round; a leader whose loop does not for a ttl loses office."""
+        self._keeper.beat()
+
+    def look(self) -> None:
+        """Another control plane says that it has let go of the lease."""
+        self._keeper.look()
+
+    def peers(self, seen: PeerView) -> None:
+        """What is heard here, and what the best of the other control planes hears; every second or two."""
+        self._keeper.peers(seen)
+
+    # --- running
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Leads until cancelled. Says started() once the first term's hooks are done."""
-        await self._acquire()
-        task_status.started()
-        while True:
-            await self._again.wait()
-            self._again = trio.Event()
-            if not self._left:
-                log.warning("a higher epoch was met; acquiring above it", met=self._met, epoch=self._epoch)
-                await self._acquire()
+        """Keeps or seeks the lease until it was left, or until cancelled, which releases nothing.
 
-    async def _acquire(self) -> None:
-        self._leads = False
-        stored = self._stored_epoch()
-        epoch = 1 + max(stored, self._met, self._epoch)
-        epoch = max(epoch, await self._raise_epoch(epoch))
-        try:
-            await self._machine.run_sync(lambda: self._machine.disk.write(self._file, f"{epoch}\n".encode()))
-        except OSError as err:
-            raise unusable(err, _WHAT, self._file, _REMEDY) from err
-        self._epoch = epoch
-        for hook in self._hooks:
-            await hook(epoch)
-        self._leads = True
-        log.info("leading", epoch=epoch, owner=self.owner)
-        self._tell()
+        Says started() once it is known whether this control plane leads or follows, or that the lease's store does not answer.
+        """
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._keeper.run)
+            while not self._settled():
+                await self._keeper.stepped.wait()
+            task_status.started()
 
-    def _stored_epoch(self) -> int:
-        try:
-            data = self._machine.disk.read(self._file)
-        except OSError as err:
-            raise unusable(err, _WHAT, self._file, _REMEDY) from err
-        raw = b"0" if data is None else data.strip()
-        if len(raw) > EPOCH_DIGITS_MAX or re.fullmatch(rb"[0-9]+", raw) is None:
-            # Starting again from 0 could send an epoch that agents have met from somebody else.
-            raise Invalid(f"{self._file} does not hold the last epoch, a whole number; {_REMEDY}", code="bad_epoch_file")
-        return int(raw)
+    def _settled(self) -> bool:
+        view = self._keeper.view
+        if view.phase is not Phase.FOLLOW:
+            return view.phase in (Phase.LEADING, Phase.LEFT)
+        return (
+            view.in_flight is None
+            and view.chance is None
+            and (view.seen is not None or view.silent_since_s is not None or view.failures > 0 or bool(view.trouble))
+        )
 
-    def _tell(self) -> None:
-        self.changed.set()
-        self.changed = trio.Event()
+    async def warm(self, term: Term) -> None:
+        """The keeper calls this when the lease is taken: everything that the first plan needs."""
+        await self._raise_epoch(term.epoch, term.owner)
+        for hook in self._on_lead:
+            await hook(term.epoch)
+
+    async def end(self, term: Term, fenced: bool) -> None:
+        """The keeper calls this when a term is over, before anything is released."""
+        for hook in self._on_end:
+            await hook(fenced)
 
     def step_down(self) -> None:
-        """Leaving: this process never leads again. Called before agents are let go."""
-        self._left = True
-        if self._leads:
-            self._leads = False
-            log.info("stepped down", epoch=self._epoch)
-            self._tell()
+        """Leaving: this process never leads again. Called before agents are let go; `wait_left` waits until the lease is free."""
+        self._keeper.step_down()
+
+    async def wait_left(self) -> None:
+        await self._keeper.wait_left()
 
     def hand_over(self, *, force: bool = False) -> None:
         """Release and stay. A lone control plane has nobody to hand over to: with `force` it takes a new epoch itself.
 
         Raises Conflict without force.
         """
-        if not force:
-            raise Conflict(
-                "this is the only control plane: there is nobody to hand over to (--force takes a new epoch)", code="lone_control_plane"
-            )
-        self._again.set()
+        self._keeper.hand_over(force=force)

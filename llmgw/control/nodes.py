@@ -24,18 +24,30 @@ log = structlog.get_logger("llmgw.nodes")
 
 
 class Nodes:
-    """`epoch` is asked at each write; `changed` is called after each change, so that the planner looks again."""
+    """`epoch` is asked at each write; `changed` is called after each change, so that the planner looks again.
 
-    def __init__(self, machine: Machine, store: Store, epoch: Callable[[], int], events: EventLog, changed: Callable[[], None]) -> None:
+    Where `may_write()` is False somebody else leads, and what is heard here is for that one to keep.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        store: Store,
+        epoch: Callable[[], int],
+        events: EventLog,
+        changed: Callable[[], None],
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._machine = machine
         self._store = store
         self._epoch = epoch
         self._events = events
         self._changed = changed
+        self._may_write = may_write
         self._nodes: dict[NodeId, StoredNode] = {}
 
-    async def reload(self, epoch: int) -> None:
-        """An `on_lead` hook: what a leader before may have changed."""
+    async def reload(self) -> None:
+        """What another leader may have changed."""
         self._nodes = {node.id: node for node in await rows.load(self._store) if not node.removed}
 
     @property
@@ -60,17 +72,20 @@ class Nodes:
                     f"the name {facts.name!r} belongs to node {other.id}; set [agent] name to another one, or remove the old node",
                     code="node_name_taken",
                 )
+        if not self._may_write():
+            return
         now_wall_s = self._machine.wall_s()
         before = self._nodes.get(facts.id)
         if before is None:
             node = StoredNode(id=facts.id, name=facts.name, facility=facts.facility, address=facts.address, last_seen_wall_s=now_wall_s)
-            self._events.record("node.joined", f"node/{facts.name}", f"node {facts.name} joined from {facts.address}")
         else:
             node = attrs.evolve(before, name=facts.name, facility=facts.facility, address=facts.address, last_seen_wall_s=now_wall_s)
             if (node.name, node.facility, node.address) == (before.name, before.facility, before.address):
                 return
-        self._nodes[facts.id] = node
         await rows.save(self._store, self._epoch(), node)
+        self._nodes[facts.id] = node
+        if before is None:
+            self._events.record("node.joined", f"node/{facts.name}", f"node {facts.name} joined from {facts.address}")
 
     async def cordon(self, name: str, origin: Origin = CLUSTER) -> StoredNode:
         """Nothing new is placed there."""

@@ -63,6 +63,7 @@ class ObservedNode:
     connected: bool = True
     heard_s: float = 0.0  # when it last spoke
     awaited_since_s: float = 0.0
+    clock_ahead_s: float = 0.0  # of its time of day, when its session was opened; below 0: behind
     cordoned: bool = False
     draining: bool = False
     drain_left_s: float | None = None  # None: no deadline was given

@@ -1,4 +1,6 @@
-"""Tells every sink who may receive traffic: at each change, and at least every interval.
+"""Tells every sink who may receive traffic: at each change, and at least every interval, on every control plane.
+
+The leader's list is an order. A standby's is an observation of the same replicas, stamped with the token that agents obey.
 
 A list equal to what a sink has taken is not sent to it again under the same stamp, because replacing a list resynchronizes
 its metric pollers; a new epoch always is.
@@ -13,6 +15,7 @@ import structlog
 import trio
 
 from llmgw.control.inventory import Inventory
+from llmgw.control.waiting import wait_woken
 from llmgw.domain.endpoint import EndpointList, ListStamp
 from llmgw.domain.errors import LlmgwError, StaleEpoch
 from llmgw.domain.ids import EndpointId
@@ -26,28 +29,28 @@ log = structlog.get_logger("llmgw.publisher")
 class _SinkState:
     sink: EndpointSink
     waits: bool  # it serves from an earlier list, and must not get one of a leader that does not know yet what runs
-    taken: tuple[str, FencingToken] | None = None  # fingerprint and token of the last list that it took
+    taken: tuple[str, FencingToken, bool] | None = None  # fingerprint, token and kind of the last list that it took
 
 
 class Publisher:
-    """`build` makes the list from what is known now; `token` is None while there is none to publish under.
+    """`build` makes the list from what is known now; `stamp(generation)` is None while there is none to publish under.
 
-    `met` is told an epoch that a sink has met and that is above ours. `knows()`: have all known nodes answered this leader?
+    `met` is told the epoch and owner that a sink has met, where those are above ours. `knows()`: have all known nodes answered this leader?
     """
 
     def __init__(
         self,
         machine: Machine,
         build: Callable[[], EndpointList],
-        token: Callable[[], FencingToken | None],
+        stamp: Callable[[int], ListStamp | None],
         inventory: Inventory,
         interval_s: Callable[[], float],
-        met: Callable[[int], None],
+        met: Callable[[int, str], None],
         knows: Callable[[], bool],
     ) -> None:
         self._machine = machine
         self._build = build
-        self._token = token
+        self._stamp = stamp
         self._inventory = inventory
         self._interval_s = interval_s
         self._met = met
@@ -72,8 +75,7 @@ class Publisher:
 
     def publish_now(self) -> None:
         """Builds the list and hands it to each sink that has not taken it. Does not wait."""
-        token = self._token()
-        if token is None:
+        if self._stamp(self.generation) is None:
             return
         endpoints = self._build()
         # An unchanged list comes as the same object; hashing 5,000 endpoints once a second would be most of our work at rest.
@@ -82,20 +84,23 @@ class Publisher:
             self._fingerprint = fingerprint
             self.generation += 1
             self.current = endpoints
-        stamp = ListStamp(token, self.generation)
+        stamp = self._stamp(self.generation)
+        assert stamp is not None
+        mark = (fingerprint, stamp.token, stamp.from_standby)
         for state in self._sinks:
-            if state.taken == (fingerprint, token) or (state.waits and not self._knows()):
+            if state.taken == mark or (state.waits and not stamp.from_standby and not self._knows()):
                 continue
-            state.waits = False
+            # Whoever serves by what a standby has seen waits again when this control plane begins to lead.
+            state.waits = stamp.from_standby
             try:
                 state.sink.set_endpoints(endpoints, stamp)
             except StaleEpoch as err:
                 log.warning("a router has met a higher epoch", epoch=err.epoch, owner=err.owner)
-                self._met(err.epoch)
+                self._met(err.epoch, err.owner)
             except LlmgwError as err:
                 log.warning("a router did not take the endpoint list", error=str(err))
             else:
-                state.taken = (fingerprint, token)
+                state.taken = mark
         self._inventory.published(self.generation, frozenset(EndpointId(endpoint.id) for endpoint in endpoints.endpoints))
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -103,7 +108,6 @@ class Publisher:
         self.publish_now()
         task_status.started()
         while True:
-            with trio.move_on_after(self._interval_s()):
-                await self._wake.wait()
+            await wait_woken(self._machine, self._wake, self._machine.now_s() + self._interval_s())
             self._wake = trio.Event()
             self.publish_now()

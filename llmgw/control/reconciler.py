@@ -17,6 +17,7 @@ from llmgw.control.inventory import Inventory
 from llmgw.control.leadership import Leadership
 from llmgw.control.observed import Desired, Observed
 from llmgw.control.planning import IDLE_LOOK_AGAIN_S, plan_replicas
+from llmgw.control.waiting import wait_woken
 from llmgw.domain.errors import Unavailable
 from llmgw.domain.ids import NodeId
 from llmgw.domain.plan import Action, Forget, Plan, Reason, Start, Stop, Withdraw
@@ -31,7 +32,7 @@ log = structlog.get_logger("llmgw.reconciler")
 class Reconciler:
     """`desired` and `observe` read the current values; `publish` sends the endpoint list out at once.
 
-    `look` is shown everything that is observed here: once a tick and more often.
+    `look` is shown everything that is observed here: once a tick and more often. `awake` is called before each look.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Reconciler:
         publish: Callable[[], None],
         tick_s: Callable[[], float],
         look: Callable[[Observed], None] = lambda observed: None,
+        awake: Callable[[], None] = lambda: None,
     ) -> None:
         self._machine = machine
         self._leadership = leadership
@@ -55,6 +57,7 @@ class Reconciler:
         self._desired = desired
         self._observe = observe
         self._look = look
+        self._awake = awake
         self._publish = publish
         self._tick_s = tick_s
         self._wake = trio.Event()
@@ -71,6 +74,10 @@ class Reconciler:
     def poke(self) -> None:
         """Something changed: look again."""
         self._wake.set()
+
+    def end_term(self) -> None:
+        """Somebody else leads from here on, and knows the reasons."""
+        self.plan, self._reasons, self._looked_at, self.plans = Plan((), (), 0.0), {}, None, 0
 
     def plan_once(self) -> Plan:
         """One look: plan, and carry out what the claim allows. Does not wait."""
@@ -138,10 +145,11 @@ class Reconciler:
         hinted = True
         while True:
             look_again_s = self._tick_s()
+            self._leadership.beat()
+            self._awake()
             if self._leadership.is_leader and (hinted or not self._settled()):
                 look_again_s = min(look_again_s, self.plan_once().look_again_after_s)
-            with trio.move_on_after(look_again_s) as waited:
-                await self._wake.wait()
+            hinted = await wait_woken(self._machine, self._wake, self._machine.now_s() + look_again_s)
+            if hinted:
                 await self._machine.sleep_until(self._machine.now_s() + DEBOUNCE_S)
-            hinted = not waited.cancelled_caught
             self._wake = trio.Event()

@@ -18,8 +18,10 @@ from llmgw.control.event_log import EventLog
 from llmgw.control.inventory import Inventory
 from llmgw.control.leadership import Leadership
 from llmgw.control.nodes import Nodes
+from llmgw.control.side_by_side import until_one_ends
 from llmgw.domain.errors import Conflict, Invalid, LlmgwError, NotFound, TimedOut, Unavailable
 from llmgw.domain.ids import NodeId, ReplicaId
+from llmgw.domain.lease import FencingToken
 from llmgw.domain.ports import Machine
 from llmgw.protocol import messages as m
 from llmgw.protocol.channel import Channel, ChannelClosed
@@ -28,6 +30,7 @@ HELLO_DEADLINE_S: Final = 10.0  # a peer that says nothing for so long is no age
 SEND_DEADLINE_S: Final = 10.0  # a message that the network does not take for so long: the session is over
 OUTBOX_MAX: Final = 256  # messages that wait for one agent; full means that it does not read, and the session ends
 LOG_DEADLINE_S: Final = 5.0  # an answer to a look into a log
+CLOCK_WRONG_S: Final = 30.0  # further apart than any network explains: one of the two clocks is wrong
 SILENT_AFTER_HEARTBEATS: Final = 3  # a session without a message for so many intervals is dead, whatever TCP says
 log = structlog.get_logger("llmgw.sessions")
 
@@ -169,8 +172,8 @@ class Sessions:
                 code="cloned_identity",
             )
         await self._nodes.heard(facts)
-        if hello.epoch > self._leadership.epoch or (hello.epoch == self._leadership.epoch and hello.owner != self._leadership.owner):
-            self._leadership.meet(hello.epoch)
+        if hello.epoch:
+            self._leadership.met(hello.epoch, hello.owner)
         if (live := self._sessions.get(facts.id)) is not None:  # the same agent dialled anew before the old session's end was noticed
             live.replaced = True
             live.scope.cancel()
@@ -178,7 +181,10 @@ class Sessions:
         with trio.CancelScope() as scope:
             session = _Session(facts.id, facts.name, facts.boot_id, channel, send, scope)
             self._sessions[facts.id] = session
-            self._inventory.opened(facts)
+            ahead_s = hello.wall_s - self._machine.wall_s() if hello.wall_s else 0.0
+            self._inventory.opened(facts, ahead_s)
+            if abs(ahead_s) > CLOCK_WRONG_S:  # logs of the two will not fit together; nothing is judged by it
+                log.warning("a node's clock is not ours", node=facts.name, ahead_s=round(ahead_s))
             log.info("session opened", node=facts.name, peer=channel.peer, build=facts.build)
             send.send_nowait(m.ServerHello(self._leadership.cluster_id, self._leadership.owner, __version__, self._heartbeat_s()))
             try:
@@ -194,15 +200,9 @@ class Sessions:
                 log.info("session closed", node=facts.name, replaced=session.replaced)
 
     async def _serve(self, session: _Session, outbox: trio.MemoryReceiveChannel[m.ToAgent]) -> None:
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send_all, session, outbox)
-                for hook in self._on_open:
-                    hook(session.node)
-                await self._receive_all(session)
-                nursery.cancel_scope.cancel()
-        except* LlmgwError as group:
-            raise _first(group) from group
+        for hook in self._on_open:
+            hook(session.node)
+        await until_one_ends(lambda: self._send_all(session, outbox), lambda: self._receive_all(session))
 
     async def _send_all(self, session: _Session, outbox: trio.MemoryReceiveChannel[m.ToAgent]) -> None:
         async for message in outbox:
@@ -231,8 +231,11 @@ class Sessions:
         match message:
             case m.Inventory():
                 self._same_node(session, message.facts.id)
-                token = self._leadership.token if self._leadership.is_leader else None
-                self._inventory.take(node, message, token)
+                obeyed = FencingToken(self._leadership.cluster_id, message.epoch, message.owner)
+                if message.epoch:
+                    self._leadership.met(message.epoch, message.owner)
+                # A standby routes by what agents report under whoever they obey; nobody places by it.
+                self._inventory.take(node, message, self._leadership.token if self._leadership.is_leader else obeyed, obeyed)
             case m.Heartbeat():
                 self._same_node(session, message.facts.id)
                 self._inventory.heard(node, message.facts)
@@ -261,11 +264,3 @@ class Sessions:
     def _same_node(self, session: _Session, node: NodeId) -> None:
         if node != session.node:
             raise Invalid(f"the session is of node {session.node}, the message of {node}", code="unexpected_message")
-
-
-def _first(group: BaseExceptionGroup[LlmgwError]) -> LlmgwError:
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    assert isinstance(found, LlmgwError)
-    return found

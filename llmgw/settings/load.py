@@ -184,6 +184,8 @@ def _role_warnings(
         found.append("[[model]] has no effect for a router, which takes endpoints only")
     if alone and not endpoints:
         found.append("no [[endpoint]] and no router.control_planes: this router has nothing to route to")
+    if role is Role.SERVER and settings.router.embedded and settings.router.control_planes:
+        found.append("router.control_planes has no effect while router.embedded is true: that router is fed in this process")
     if alone and settings.auth.required and not keys:
         found.append("auth.required is true and there is no [[auth.key]]: every call of /v1 will be refused")
     listens = settings.router.listen if role in (Role.ROUTER, Role.SERVER, Role.DEV) else ""

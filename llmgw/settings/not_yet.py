@@ -14,7 +14,6 @@ from llmgw.settings.schema import Settings
 
 # Paths, or their beginnings up to a dot.
 KEYS: Final = (
-    "lease.",
     "rollout.",
     "guard.",
     "usage.",
@@ -26,7 +25,6 @@ KEYS: Final = (
     "route.health_interval_s",
     "route.queue_max",
     "route.queue_wait_s",
-    "router.control_planes",
     "router.workers",
 )
 

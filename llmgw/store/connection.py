@@ -11,15 +11,15 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
 
 import apsw
 import trio
 
 from llmgw.domain.errors import Broken, Invalid, StaleEpoch, Unavailable
 from llmgw.domain.files import STORAGE_UNAVAILABLE
+from llmgw.settings.filesystem import network_file_system
 from llmgw.store import migrations
-from llmgw.store.filesystem import network_file_system
 from llmgw.store.rows import row
 
 T = TypeVar("T")
@@ -28,6 +28,7 @@ P = ParamSpec("P")
 MEMORY: Final = ":memory:"
 SQLITE_MIN: Final = (3, 51, 3)  # the first with the WAL-reset fix that several processes on one file need (control.md 3)
 BUSY_TIMEOUT_MS: Final = 5_000  # how long a write waits for another process's; a write takes about 1 ms
+LOG_TRIES: Final = 20  # two that open a new file at once meet once or twice
 READERS: Final = 3  # chosen: status, events and a page of models at once; more would only wait for the two cores
 RETRY_AFTER_S: Final = 5.0  # a full disk or a busy file is looked at again by whoever asks, not in a tight loop
 SIDE_FILES: Final = ("wal", "shm", "journal")  # SQLite's, beside the file
@@ -45,6 +46,7 @@ class Store:
 
     def __init__(self, path: str, run: Run, connections: _Connections) -> None:
         self.path = path
+        self._connections = connections
         self._run = run
         self._writer = connections.writer
         self._identity = connections.identity
@@ -70,6 +72,12 @@ class Store:
             where = os.path.abspath(where)  # noqa: ASYNC240 - looks at no file
         connections = await run(lambda: _open(where))
         return cls(where, run, connections)
+
+    @classmethod
+    def sharing(cls, other: Store, run: Run) -> Self:
+        """Another process's way to a database in memory, for simulations: `run` is that process's."""
+        assert other.path == MEMORY, "files are shared by opening them"
+        return cls(MEMORY, run, other._connections)
 
     @property
     def mode(self) -> str:
@@ -118,16 +126,19 @@ class Store:
 
         return await self._write(checked)
 
-    async def claim_epoch(self, at_least: int, owner: str = "") -> int:
-        """A new epoch for whoever begins to lead: above every one the store has met, and not below `at_least`.
+    async def claim_epoch(self, epoch: int, owner: str) -> None:
+        """`owner` begins to lead under `epoch`: from now on lower ones are refused. Raises StaleEpoch where one as high was met.
 
-        One transaction, so that of two that claim at once each gets its own, and the lower one is fenced off from then on.
+        Asked again by the same owner it is no news.
         """
 
-        def claim(connection: apsw.Connection) -> int:
-            return int(row(connection, "UPDATE meta SET epoch = max(epoch + 1, ?), owner = ? RETURNING epoch", (at_least, owner))[0])
+        def claim(connection: apsw.Connection) -> None:
+            stored, by = row(connection, "SELECT epoch, owner FROM meta")
+            if epoch < stored or (epoch == stored and owner != by):
+                raise StaleEpoch(f"the store has met epoch {stored}, epoch {epoch} cannot begin", epoch=stored, owner=by)
+            connection.execute("UPDATE meta SET epoch = ?, owner = ?", (epoch, owner))
 
-        return await self._write(claim)
+        await self._write(claim)
 
     async def _write(self, unit: Callable[[apsw.Connection], T], *, changes: bool = False) -> T:
         """`changes`: the unit writes a page though it changes no row."""
@@ -320,7 +331,7 @@ def _connect(path: str) -> apsw.Connection:
         for option, value in _OPTIONS:
             connection.config(option, value)
         connection.pragma("trusted_schema", 0)
-        if path != MEMORY and (mode := connection.pragma("journal_mode", "wal")) != "wal":
+        if path != MEMORY and (mode := _with_log(connection)) != "wal":
             raise Unavailable(
                 f"storage unavailable: the file system of {path} does not allow a write-ahead log (SQLite stayed at {mode!r})",
                 code=STORAGE_UNAVAILABLE,
@@ -330,6 +341,17 @@ def _connect(path: str) -> apsw.Connection:
         connection.close()
         raise
     return connection
+
+
+def _with_log(connection: apsw.Connection) -> object:
+    """Turns the write-ahead log on. SQLite itself does not wait where two do that to a new file at once."""
+    for _ in range(LOG_TRIES):
+        try:
+            return connection.pragma("journal_mode", "wal")
+        except apsw.BusyError:
+            with immediate(connection):  # this waits for the other's turn
+                pass
+    return connection.pragma("journal_mode", "wal")
 
 
 _OPTIONS: Final = (

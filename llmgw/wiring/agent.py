@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -15,26 +12,19 @@ import trio
 
 from llmgw.agent.agent import AgentPlan
 from llmgw.agent.agent import run_agent as run
-from llmgw.agent.session import Dial
-from llmgw.domain.errors import EXIT_OK, Invalid, Unavailable
-from llmgw.domain.files import unusable, words
+from llmgw.domain.errors import EXIT_OK, Invalid
 from llmgw.domain.ports import Machine
-from llmgw.protocol.channel import Channel
-from llmgw.protocol.websocket import dial
 from llmgw.settings.address import parse_ports
 from llmgw.settings.load import Loaded
-from llmgw.settings.schema import AgentSettings, Settings
+from llmgw.settings.schema import AgentSettings
 from llmgw.wiring.data_dir import claim
+from llmgw.wiring.dialling import default_token_file, dialler
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.notify import take_notifier
 from llmgw.wiring.runs import run_role
 from llmgw.wiring.signals import wait_for_stop
-from llmgw.wiring.tokens import parse_token
 
-AGENT_TOKEN_FILE: Final = "agent-token"  # as `wiring.server` writes it
-WHOSE: Final = "the agents' token"
-COPY_IT: Final = "copy the control plane's agent-token there"
 CHECKPOINTS_FOLDER: Final = "checkpoints"  # below data_dir where `checkpoints_dir` is empty
 log = structlog.get_logger("llmgw.agent")
 
@@ -59,14 +49,6 @@ def agent_plan(settings: AgentSettings) -> AgentPlan:
 
 def _path(text: str) -> Path:
     return Path(text).expanduser().absolute()
-
-
-def default_token_file(settings: Settings) -> Path:
-    """Where this machine's control plane keeps the token for agents: beside the store's file, else in its data directory."""
-    folder = Path(settings.server.data_dir).expanduser()
-    if settings.store is not None and settings.store.path:
-        folder = (folder / settings.store.path).parent
-    return folder / AGENT_TOKEN_FILE
 
 
 async def run_agent(
@@ -118,37 +100,3 @@ async def _main(loaded: Loaded, stop_engines: bool) -> None:
         await nursery.start(start_agent)
         nursery.start_soon(notifier.beat, machine)
         notifier.ready()
-
-
-def dialler(machine: Machine, token_file: Path, ca: str = "") -> Dial:
-    """Opens sessions with the token in that file, which is read at each dial: it may have been replaced.
-
-    Raises `Invalid` when the file of `ca` cannot be used.
-    """
-    tls = _trusting(ca) if ca else None
-
-    @asynccontextmanager
-    async def open_session(url: str) -> AsyncIterator[Channel]:
-        token = await machine.run_sync(lambda: read_token(machine, token_file))
-        async with dial(url, token, tls) as channel:
-            yield channel
-
-    return open_session
-
-
-def _trusting(ca: str) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca)
-    except (OSError, ssl.SSLError) as err:
-        raise Invalid(f"tls.ca: {ca} cannot be used: {words(err)}", param="tls.ca") from err
-
-
-def read_token(machine: Machine, path: Path) -> str:
-    """The agents' token. Blocking. Raises `Invalid` and `Unavailable`, which name the file and what helps."""
-    try:
-        data = machine.disk.read(path)
-    except OSError as err:
-        raise unusable(err, f"the file of {WHOSE}", path, f"move it away and {COPY_IT}") from err
-    if data is None:
-        raise Unavailable(f"{path}, the file of {WHOSE}, is missing: {COPY_IT}", code="token_missing")
-    return parse_token(data, path, WHOSE, COPY_IT)

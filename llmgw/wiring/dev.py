@@ -31,7 +31,8 @@ from llmgw.settings.schema import Settings, StoreSettings
 from llmgw.settings.user_dirs import running_dir
 from llmgw.sim.fleet import FleetPlan, run_fleet
 from llmgw.wiring import demo
-from llmgw.wiring.agent import dialler, run_agent
+from llmgw.wiring.agent import run_agent
+from llmgw.wiring.dialling import dialler
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.runs import run_role

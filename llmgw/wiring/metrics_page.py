@@ -15,9 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmgw.admin.metrics import Metrics as AdminMetrics
 from llmgw.control.controller import Controller, Objects
+from llmgw.control.leadership import Candidacy
 from llmgw.domain.ids import ClusterId, EndpointId, OwnerId
 from llmgw.domain.model import Catalog, ModelSpec, Profile
-from llmgw.router.metrics import EndpointFigures, render
+from llmgw.router.metrics import EndpointFigures, Following, render
 from llmgw.router.metrics import Metrics as RouterMetrics
 from llmgw.settings.schema import Settings
 from llmgw.sim.machine import SimMachine
@@ -53,7 +54,8 @@ def _without_created(lines: Iterable[str]) -> list[str]:
 def _router_text() -> str:
     metrics = RouterMetrics()
     metrics.finished("model", 200, 0.1, 0.05)
-    return render(metrics, {EndpointId("endpoint"): EndpointFigures(0, 0, 0, 0, False)}, 0, 0).decode()
+    following = Following({"http://127.0.0.1:8081": True}, "", 0, 0.0, 0.0, False)
+    return render(metrics, {EndpointId("endpoint"): EndpointFigures(0, 0, 0, 0, False)}, 0, 0, following).decode()
 
 
 async def _admin_text() -> str:
@@ -61,7 +63,7 @@ async def _admin_text() -> str:
     store = await Store.open(MEMORY, machine.run_sync)
     model = ModelSpec("model", (Profile("p", "command", command=("x",), gpus=0),))
     controller = Controller(
-        machine, store, Settings(), Objects(Catalog((model,))), data_dir=Path("/"), cluster_id=ClusterId("c"), owner=OwnerId("o")
+        machine, store, Settings(), Objects(Catalog((model,))), candidacy=Candidacy.sole(ClusterId("c"), OwnerId("o"), Path("/"))
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(controller.run)

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import ssl
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -18,26 +20,32 @@ import attrs
 import structlog
 import trio
 
+from llmgw import __version__
 from llmgw.admin.app import make_app
 from llmgw.admin.auth import AdminAuth, hash_token
+from llmgw.admin.peer_client import PeerClient
 from llmgw.admin.relay import RouterAddress
 from llmgw.admin.serve import bind_admin, serve_admin
 from llmgw.admin.sign_in import SignIn
 from llmgw.agent.checkpoints import size_bytes
-from llmgw.control.controller import Controller, Objects
+from llmgw.control.controller import Controller, Objects, first_token
+from llmgw.control.leadership import Candidacy
 from llmgw.control.settings_poller import poll_file
-from llmgw.domain.errors import EXIT_OK, Invalid
-from llmgw.domain.ids import OWNER_RANDOM_BYTES, OwnerId, owner_id
+from llmgw.domain.errors import EXIT_OK, Invalid, StaleEpoch
+from llmgw.domain.ids import OWNER_RANDOM_BYTES, ClusterId, OwnerId, owner_id
 from llmgw.domain.ports import Machine
 from llmgw.domain.setting import Scope
+from llmgw.lease.file import LEASE_FILE, LOCK_FILE, FileLeases, FileLock, boot_id
+from llmgw.lease.rules import Candidate
+from llmgw.lease.timings import LeaseTimings
 from llmgw.router.listener import public_tls, serve
 from llmgw.settings.load import Loaded, Role, load_bytes, table_scope
-from llmgw.settings.schema import Settings
+from llmgw.settings.schema import LeaseSettings, Settings
 from llmgw.settings.secrets import resolve
-from llmgw.store import admin_tokens, meta
-from llmgw.store.admin_tokens import AdminToken
+from llmgw.store import meta, migrations
 from llmgw.store.connection import Store
-from llmgw.wiring.data_dir import claim, claim_file
+from llmgw.wiring.data_dir import claim
+from llmgw.wiring.dialling import trusting
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.memory import calm_collector
@@ -48,6 +56,7 @@ from llmgw.wiring.signals import wait_for_stop
 from llmgw.wiring.tokens import ensure_token
 
 PRIVATE_STORE: Final = "state.db"  # without [store]: nodes, events and holds of this control plane alone
+CONTROL_TOKEN_FILE: Final = "control-token"  # beside the store: what its control planes have for each other
 ADMIN_TOKEN_FILE: Final = "admin-token"
 AGENT_TOKEN_FILE: Final = "agent-token"
 CLUSTER_ID_BYTES: Final = 8
@@ -118,7 +127,8 @@ async def run_control_plane(
     """Runs until `Running.stop` was called and everything has ended, or until cancelled. Says started() when it serves.
 
     Running answers are given `route.drain_s` at the end, and no more than `stop_drain_s_max`.
-    Raises Conflict when the data directory, the store's file or a port belongs to another process.
+    Raises Conflict when the data directory or a port belongs to another process. A store may be shared: one of its control
+    planes leads, the others stand by.
     """
     settings = loaded.settings
     data_dir = settings.server.data_path
@@ -130,7 +140,6 @@ async def run_control_plane(
                 "store.replica: a replicated store is not part of this build; leave it empty for one machine", param="store.replica"
             )
         path = store_path or data_dir / PRIVATE_STORE
-        held.enter_context(claim_file(path.with_name(f"{path.name}.lock"), f"the store {path}"))
         # Ports first: a taken one must not leave a new epoch behind.
         admin_sockets = bind_admin(settings.server.admin_listen)
         for one in admin_sockets:
@@ -142,27 +151,41 @@ async def run_control_plane(
         store = await Store.open(path, machine.run_sync)
         held.callback(store.close)
         facts = await meta.load(store)
-        cluster_id = await meta.ensure_cluster_id(store, facts.epoch, f"c-{machine.fresh_hex(CLUSTER_ID_BYTES)}")
+        cluster_id = await _cluster_id(store, facts, f"c-{machine.fresh_hex(CLUSTER_ID_BYTES)}")
+        shared = store_path is not None
+        if shared and (data_dir / PRIVATE_STORE).exists():
+            log.warning("there is a store of a time without [store], which is not read any more", file=str(data_dir / PRIVATE_STORE))
         owner = OwnerId(owner_id(settings.server.name or socket.gethostname().partition(".")[0], machine.fresh_hex(OWNER_RANDOM_BYTES)))
+        address = settings.server.advertise.rstrip("/") or admin_url
+        admin_token = ensure_token(machine, data_dir / ADMIN_TOKEN_FILE, "the admin token")
+        agent_token_file = path.with_name(AGENT_TOKEN_FILE) if shared else data_dir / AGENT_TOKEN_FILE
+        agent_token = ensure_token(machine, agent_token_file, "the agents' token")
+        control_token_file = path.with_name(CONTROL_TOKEN_FILE)
+        control_token = ensure_token(machine, control_token_file, "the control planes' token") if shared else ""
+        _check_apart({data_dir / ADMIN_TOKEN_FILE: admin_token, agent_token_file: agent_token, control_token_file: control_token})
+        peers = PeerClient(lambda: control_token, lambda: controller.leadership.owner, partial(_peers_tls, settings)) if shared else None
+        candidacy = Candidacy.sole(cluster_id, owner, data_dir, facts.epoch)
+        if shared:
+            new = facts.cluster_id is None
+            me = Candidate(cluster_id, owner, boot_id(), address, __version__, migrations.SCHEMA, one_machine=True, store_is_new=new)
+            candidacy, leases = file_candidacy(machine, path, data_dir, me, settings.lease, facts.epoch)
+            held.callback(leases.close)
+            await leases.check()
         controller = Controller(
             machine,
             store,
             settings,
             Objects(loaded.catalog, loaded.keys, loaded.endpoints),
-            data_dir=data_dir,
-            cluster_id=cluster_id,
-            owner=owner,
-            file="" if store_path is not None else str(loaded.path or loaded.source),
+            candidacy=candidacy,
+            file="" if shared else str(loaded.path or loaded.source),
+            address=address,
+            link=peers,
+            token_sha256=hash_token(admin_token),
             size_of=_size_of,
             secret=lambda name: os.environ.get(name, ""),
         )
-        admin_token = ensure_token(machine, data_dir / ADMIN_TOKEN_FILE, "the admin token")
-        agent_token_file = path.with_name(AGENT_TOKEN_FILE) if store_path is not None else data_dir / AGENT_TOKEN_FILE
-        agent_token = ensure_token(machine, agent_token_file, "the agents' token")
-        if agent_token == admin_token:
-            raise Invalid(
-                f"{agent_token_file} holds the admin token; agents must have one of their own: remove the file to have it made anew"
-            )
+        auth = AdminAuth(own=first_token(hash_token(admin_token), machine.wall_s()), control_token=control_token)
+        controller.on_reread(partial(auth.reload, store))
 
         async with trio.open_nursery() as nursery:
             router = None
@@ -175,12 +198,9 @@ async def run_control_plane(
                 controller.add_router(router, router, router)
                 nursery.start_soon(writer.run, machine)
             await nursery.start(controller.run)
-            first = AdminToken("first", hash_token(admin_token), created_wall_s=machine.wall_s())
-            await admin_tokens.ensure(store, controller.leadership.epoch, first)
-            auth = AdminAuth()
-            await auth.reload(store)
             metrics_token = resolve(settings.metrics.token, "metrics.token") if settings.metrics.token else ""
-            sign_in = SignIn(machine, auth, cluster_id)
+            # Browsers keep cookies per host: two clusters on one machine, and two control planes of one, have each its own.
+            sign_in = SignIn(machine, auth, f"{cluster_id} {hash_token(admin_token)}")
             listening = ""
             router_port_tls = router_tls(settings)
 
@@ -189,7 +209,13 @@ async def run_control_plane(
                 return RouterAddress(listening or settings.router.listen, router_port_tls is not None)
 
             app = make_app(
-                controller, auth, agent_token=lambda: agent_token, metrics_token=metrics_token, sign_in=sign_in, router=playground_router
+                controller,
+                auth,
+                agent_token=lambda: agent_token,
+                metrics_token=metrics_token,
+                sign_in=sign_in,
+                router=playground_router,
+                peers=peers,
             )
             if router is not None:
                 listening = await nursery.start(serve, router, settings.router.listen, router_port_tls)
@@ -217,13 +243,17 @@ async def run_control_plane(
                 router=listening or "none",
                 cluster=cluster_id,
                 store=str(path),
-                epoch=controller.leadership.epoch,
+                role=controller.leadership.role(machine.now_s()).value,
             )
             ready(running)
             task_status.started(running)
             await draining.wait()
             # Stepping down comes before agents are let go; streams that run may end first.
+            led = controller.leadership.is_leader
             controller.leadership.step_down()
+            await controller.leadership.wait_left()
+            if led:
+                await controller.peers.wait_succeeded()
             if router is not None:
                 drain_s = min(controller.settings.route.drain_s, stop_drain_s_max)
                 with trio.move_on_after(drain_s + STOP_MARGIN_S):
@@ -233,6 +263,40 @@ async def run_control_plane(
             app.drain()  # agents and event streams are told goodbye; bounded by its own limit
             await app.ended.wait()
             nursery.cancel_scope.cancel()
+
+
+async def _cluster_id(store: Store, facts: meta.Meta, fresh: str) -> ClusterId:
+    """The store's, made when it has none. Another control plane that starts at the same instant may make it, and lead, meanwhile."""
+    while facts.cluster_id is None:
+        with contextlib.suppress(StaleEpoch):
+            await meta.ensure_cluster_id(store, facts.epoch, fresh)
+        facts = await meta.load(store)
+    return facts.cluster_id
+
+
+def file_candidacy(
+    machine: Machine, store: Path, data_dir: Path, me: Candidate, lease: LeaseSettings, known_epoch: int
+) -> tuple[Candidacy, FileLeases]:
+    """With what control planes of one machine compete for the lease beside their store; the caller closes the second.
+
+    Raises Invalid for timings that do not fit together, and for a network file system.
+    """
+    leases = FileLeases(machine, store.with_name(LEASE_FILE))
+    timings = LeaseTimings.of(lease.ttl_s, lease.renew_s, lease.poll_s)
+    lock = FileLock(machine, store.with_name(LOCK_FILE))
+    return Candidacy(me, leases, data_dir, lock, timings, str(leases.file.path), known_epoch), leases
+
+
+def _check_apart(tokens: Mapping[Path, str]) -> None:
+    """Raises Invalid where one token stands in two files: each kind gives other rights."""
+    seen: dict[str, Path] = {}
+    for path, token in tokens.items():
+        if token and (first := seen.setdefault(token, path)) != path:
+            raise Invalid(f"{path} holds the token of {first}; each has one of its own: remove {path} to have it made anew")
+
+
+def _peers_tls(settings: Settings) -> ssl.SSLContext:
+    return trusting(settings.tls.ca) if settings.tls.ca else ssl.create_default_context()
 
 
 async def _poll(machine: Machine, loaded: Loaded, controller: Controller) -> None:

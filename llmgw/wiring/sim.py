@@ -21,7 +21,7 @@ from llmgw.settings.load import Loaded
 from llmgw.settings.running import running_files
 from llmgw.settings.user_dirs import running_dir
 from llmgw.sim.fleet import FleetPlan, run_fleet
-from llmgw.wiring.agent import default_token_file, dialler, read_token
+from llmgw.wiring.dialling import default_token_file, dialler, read_token
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.runs import run_role

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -28,15 +29,30 @@ def ensure_token(machine: Machine, path: Path, whose: str) -> str:
     try:
         data = machine.disk.read(path)
         if data is None:
-            token = machine.fresh_hex(TOKEN_BYTES)
-            machine.disk.write(path, f"{token}\n".encode())
-            return token
+            _make(machine, path)
+            data = path.read_bytes()
         if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
             log.warning("a token file can be read by others; its mode is set to 0600", file=str(path))
             os.chmod(path, 0o600)
     except OSError as err:
         raise unusable(err, f"the file of {whose}", path, REMOVE_IT) from err
     return parse_token(data, path, whose, REMOVE_IT)
+
+
+def _make(machine: Machine, path: Path) -> None:
+    """Of two control planes that start at once one makes it, and both read it back."""
+    mine = path.with_name(f".{path.name}.{machine.fresh_hex(TOKEN_BYTES)}")
+    machine.disk.write(mine, f"{machine.fresh_hex(TOKEN_BYTES)}\n".encode())
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, path)
+    finally:
+        os.unlink(mine)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def parse_token(data: bytes, path: Path, whose: str, remedy: str) -> str:

@@ -16,6 +16,7 @@ from llmgw.admin.auth import AdminAuth, hash_token
 from llmgw.admin.limits import Limits
 from llmgw.admin.serve import bind_admin, serve_admin
 from llmgw.control.controller import Controller, Objects
+from llmgw.control.leadership import Candidacy
 from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.domain.model import Catalog
 from llmgw.settings.schema import Settings
@@ -156,9 +157,7 @@ async def running_admin(data_dir, limits=None, *, objects=None, store=None, tls=
         store,
         Settings(),
         objects or Objects(Catalog()),
-        data_dir=data_dir,
-        cluster_id=ClusterId("c1"),
-        owner=OwnerId("ctl-1-0011223344556677"),
+        candidacy=Candidacy.sole(ClusterId("c1"), OwnerId("ctl-1-0011223344556677"), data_dir),
         **more,
     )
     auth = AdminAuth(

@@ -223,6 +223,23 @@ async def test_a_key_for_another_request_is_refused_and_each_token_has_its_own(a
     assert (await admin.call("POST", "/api/v1/models:apply", {"models": [table("m2")]}, ADMIN, Idempotency_Key="k-1")).status == 200
 
 
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+async def test_an_edit_whose_leader_died_before_it_answered_may_be_repeated_with_the_same_key(admin, method):
+    """The change was in the store and its answer was not: the repeat was told 412, by the change's own revision."""
+    etag = (await put(admin, "m1", table("m1"), If_None_Match="*")).headers["etag"]
+    body = table("m1", replicas=2) if method == "PUT" else None
+    first = await admin.call(method, "/api/v1/models/m1", body, OPERATOR, If_Match=etag, Idempotency_Key="k-1")
+
+    def forget_answers(connection, epoch):
+        connection.execute("DELETE FROM idempotency WHERE key LIKE 'http:%'")
+
+    await admin.controller.store.write(forget_answers, admin.controller.leadership.epoch)
+    again = await admin.call(method, "/api/v1/models/m1", body, OPERATOR, If_Match=etag, Idempotency_Key="k-1")
+    assert (again.status, again.json["revision"]) == (200, first.json["revision"])
+    late = await admin.call("PUT", "/api/v1/models/m1", table("m1", replicas=3), OPERATOR, If_Match=etag, Idempotency_Key="k-2")
+    assert (late.status, late.code) == (412, "revision_moved")
+
+
 async def test_many_at_once_with_one_key_are_carried_out_once(admin):
     await put(admin, "m1", table("m1"), If_None_Match="*")
     answers = []

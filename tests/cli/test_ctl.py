@@ -22,7 +22,7 @@ STATUS = {
     "models": {"degraded": 1},
     "replicas": {"ready": 1, "failed": 0},
     "nodes": {"ready": 1},
-    "router": {"embedded": True, "generation": 4, "endpoints": 1},
+    "router": {"embedded": True, "generation": 4, "endpoints": 1, "following": [{"id": "r1"}]},
     "problems": [],
     "problems_more": 0,
 }
@@ -42,7 +42,7 @@ def test_status_shows_who_leads_what_is_ready_and_what_is_wrong(ctl: Run, api: F
     assert ran.code == 0
     assert "leader    ctl-1 (epoch 3, confirmed)" in ran.out
     assert "store     file, durability local" in ran.out
-    assert "router    embedded, generation 4, 1 endpoint\n" in ran.out
+    assert "router    embedded, 1 following, generation 4, 1 endpoint\n" in ran.out
     assert "models    1 degraded\n" in ran.out
     assert "replicas  1 ready\n" in ran.out
     assert "nodes     1 ready\n" in ran.out

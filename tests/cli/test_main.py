@@ -226,10 +226,15 @@ def test_a_full_disk_behind_the_output_is_one_line():
 
 def test_ctrl_c_ends_following_with_130(api: FakeApi, home: Path):
     api.on("GET /api/v1/replicas/r/logs", {"attempt": 1, "attempts": 1, "offset": 0, "next_offset": 0, "text": ""})
+    # Whoever runs the tests in the background ignores the signal, and so would the program.
+    follow = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); runpy.run_module('llmgw', run_name='__main__')"
+    )
     following = subprocess.Popen(
-        [sys.executable, "-m", "llmgw", "ctl", "--server", api.url, "replica", "logs", "-f", "r"],
-        stderr=subprocess.PIPE, env={**os.environ, "LLMGW_TOKEN": TOKEN},
-    )  # fmt: skip
+        [sys.executable, "-c", follow, "ctl", "--server", api.url, "replica", "logs", "-f", "r"],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "LLMGW_TOKEN": TOKEN},
+    )
     try:
         deadline = 600
         while not api.requests and deadline:  # wait for the state: it has begun to follow

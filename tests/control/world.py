@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from llmgw.control.controller import Controller, Objects
+from llmgw.control.leadership import Candidacy
 from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.domain.model import ENGINES, Catalog, ModelSpec, Profile, ReplicaCounts
 from llmgw.domain.node import Device
@@ -43,9 +44,15 @@ class ControlPlane:
 
 
 class World:
-    """`control` is the control plane that runs now; `restart_control` ends it as SIGKILL would and starts another."""
+    """`control` is the control plane that runs now; `restart_control` ends it as SIGKILL would and starts another.
 
-    def __init__(self, nursery: trio.Nursery, seed: int = 1, *, settings: Settings | None = None, file: str = "") -> None:
+    `embedded` False: `router` is not wired to the control plane; whoever made the world feeds it otherwise.
+    """
+
+    def __init__(
+        self, nursery: trio.Nursery, seed: int = 1, *, settings: Settings | None = None, file: str = "", embedded: bool = True
+    ) -> None:
+        self.embedded = embedded
         self.nursery = nursery
         self.seed = seed
         self.settings = settings or Settings()
@@ -69,17 +76,16 @@ class World:
             self.store,
             self.settings,
             Objects(Catalog(specs)),
-            data_dir=Path("/data"),
-            cluster_id=ClusterId("c1"),
-            owner=OwnerId(f"ctl-{self.starts}"),
+            candidacy=Candidacy.sole(ClusterId("c1"), OwnerId(f"ctl-{self.starts}"), Path("/data")),
             file=self.file,
         )
         self.control = ControlPlane(self.machine, self.store, controller)
         started = trio.Event()
         self.nursery.start_soon(self._run_control, self.control, started)
         await started.wait()
-        controller.live.add_sink(self.router)
-        controller.add_router(self.router, self.router, self.router, serves_already=self.starts > 1)
+        if self.embedded:
+            controller.live.add_sink(self.router)
+            controller.add_router(self.router, self.router, self.router, serves_already=self.starts > 1)
         return controller
 
     async def _run_control(self, control: ControlPlane, started: trio.Event) -> None:

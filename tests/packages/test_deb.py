@@ -171,7 +171,7 @@ def test_install_serve_remove_and_purge(root: Root, deb: Path) -> None:
     prepare(root)
     let_in(root)
     installed = root.files()
-    server = start_unit(root, "llmgw-server")
+    server, router = start_unit(root, "llmgw-server"), start_unit(root, "llmgw-router")
     agent = start_unit(root, "llmgw-agent")
     wait_for(lambda: root.run("llmgw", "ctl", "node", "list", code=None).count("\n") > 1, "the node")
     root.run("llmgw", "ctl", "model", "apply", "-f", "/opt/m.toml")
@@ -196,6 +196,10 @@ def test_install_serve_remove_and_purge(root: Root, deb: Path) -> None:
     assert root.chat("127.0.0.1:8080", "m1", KEY)[0] == 200
     assert server.end() == 0
     assert "says STOPPING=1" in server.log
+    assert router.end() == 0
+    router = start_unit(root, "llmgw-router")
+    assert root.chat("127.0.0.1:8080", "m1", KEY)[0] == 200, "no control plane runs, and what was last pushed is on the disk"
+    assert router.end() == 0
     assert agent.end() == 0
 
     root.run("sh", "-c", f"kill {engine.split()[0]}")
@@ -221,7 +225,7 @@ def test_an_upgrade_keeps_data_and_everything_that_was_edited(root: Root, deb: P
     root.write("/etc/systemd/system/llmgw-agent.service.d/mine.conf", drop_in)
     unit = root.read("/lib/systemd/system/llmgw-server.service").replace("RestartSec=2s", "RestartSec=7s")
     root.write("/lib/systemd/system/llmgw-server.service", unit)
-    server, agent = start_unit(root, "llmgw-server"), start_unit(root, "llmgw-agent")
+    server, router, agent = (start_unit(root, f"llmgw-{role}") for role in ("server", "router", "agent"))
     wait_for(lambda: root.run("llmgw", "ctl", "node", "list", code=None).count("\n") > 1, "the node")
     root.run("llmgw", "ctl", "model", "apply", "-f", "/opt/m.toml")
     wait_for(lambda: root.chat("127.0.0.1:8080", "m1", KEY)[0] == 200, "an answer of the engine")
@@ -240,20 +244,25 @@ def test_an_upgrade_keeps_data_and_everything_that_was_edited(root: Root, deb: P
 
     assert agent.end() == 0
     assert server.end() == 0
-    server, agent = start_unit(root, "llmgw-server"), start_unit(root, "llmgw-agent")
+    assert router.end() == 0
+    server, router, agent = (start_unit(root, f"llmgw-{role}") for role in ("server", "router", "agent"))
     assert tokens == [root.read(f"/var/lib/llmgw/{name}") for name in ("admin-token", "agent-token")]
     wait_for(lambda: "ready" in root.run("llmgw", "ctl", "replica", "list", code=None), "the adopted replica")
     assert [line for line in root.processes() if "/opt/engine.py" in line] == [engine]
     wait_for(lambda: root.chat("127.0.0.1:8080", "m1", KEY)[0] == 200, "an answer of the engine")
     assert agent.end() == 0
     assert server.end() == 0
+    assert router.end() == 0
 
 
 def test_a_router_unit_serves_by_itself_and_its_socket_unit_keeps_the_port_open_between_two_of_it(root: Root, deb: Path) -> None:
     install(root, deb)
     prepare(root)
     let_in(root)
-    settings = root.read("/etc/llmgw/llmgw.toml")
+    settings = root.read("/etc/llmgw/llmgw.toml").replace(
+        'control_planes = ["http://127.0.0.1:8081"]\ndata_dir = "/var/lib/llmgw-router"', ""
+    )
+    assert "llmgw-router" not in settings.partition("[router]")[2]
     root.write("/etc/llmgw/llmgw.toml", f'{settings}\n[[endpoint]]\nid = "e"\nurl = "http://127.0.0.1:9001"\nmodels = ["m1"]\n')
     engine = root.start("engine", "python3", "/opt/engine.py", "--port", "9001")
     engine.wait_log("serving")

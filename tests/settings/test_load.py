@@ -283,8 +283,14 @@ def test_a_router_with_nothing_to_route_to_or_nobody_to_serve_says_so():
     warnings = load("", Role.ROUTER).warnings
     assert any("nothing to route to" in warning for warning in warnings)
     assert any("every call of /v1 will be refused" in warning for warning in warnings)
-    (told,) = load('router.control_planes = ["http://127.0.0.1:8081"]', Role.ROUTER).warnings
-    assert told == "router.control_planes has no effect in this build yet"
+    assert load('router.control_planes = ["http://127.0.0.1:8081"]', Role.ROUTER).warnings == ()
+
+
+def test_a_router_inside_of_a_server_follows_nobody_else_and_a_file_that_asks_for_it_is_told():
+    asked = 'router.control_planes = ["http://127.0.0.1:8081"]'
+    (told,) = load(asked, Role.SERVER).warnings
+    assert told.startswith("router.control_planes has no effect while router.embedded is true")
+    assert load(f"{asked}\nrouter.embedded = false", Role.SERVER).warnings == ()
 
 
 def test_what_this_build_does_not_do_is_told_where_a_file_asks_for_it_and_only_there():

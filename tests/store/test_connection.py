@@ -101,11 +101,18 @@ async def test_a_write_of_a_higher_epoch_fences_off_the_lower_ones(store):
         await store.write(bump, 8)
 
 
-async def test_two_stores_that_claim_an_epoch_get_one_each(tmp_path):
+async def test_of_two_that_claim_one_epoch_the_first_has_it_and_lower_ones_are_refused(tmp_path):
     first = await Store.open(tmp_path / "llmgw.db", in_thread)
     second = await Store.open(tmp_path / "llmgw.db", in_thread)
-    claimed = [await first.claim_epoch(3), await second.claim_epoch(3), await first.claim_epoch(100), await second.claim_epoch(1)]
-    assert claimed == [3, 4, 100, 101]
+    await first.claim_epoch(3, "ctl-1")
+    await first.claim_epoch(3, "ctl-1")
+    for epoch in (3, 2):
+        with pytest.raises(StaleEpoch) as refused:
+            await second.claim_epoch(epoch, "ctl-2")
+        assert (refused.value.epoch, refused.value.owner) == (3, "ctl-1")
+    await second.claim_epoch(100, "ctl-2")
+    with pytest.raises(StaleEpoch):
+        await first.claim_epoch(3, "ctl-1")
     first.close()
     second.close()
 

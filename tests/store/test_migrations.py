@@ -90,7 +90,7 @@ async def test_a_file_that_a_newer_build_left_readable_may_be_followed_but_not_w
     store = await Store.open(path, in_thread)
     assert (store.schema, store.may_write) == (SCHEMA + 1, False)
     with pytest.raises(Unavailable, match=rf"schema {SCHEMA + 1}.*schema {SCHEMA}"):
-        await store.claim_epoch(1)
+        await store.claim_epoch(1, "ctl-1")
     store.close()
 
 

@@ -231,7 +231,7 @@ async def test_events_are_read_in_pages_oldest_first(store):
 
 
 async def test_events_of_a_refused_epoch_are_not_stored(store):
-    await store.claim_epoch(5)
+    await store.claim_epoch(5, "ctl-1")
     with pytest.raises(StaleEpoch):
         await events.append(store, 4, [Event("k", "o", "t", 0.0)])
     assert await events.latest(store) == ()

@@ -72,7 +72,7 @@ _FOLDER = "cannot be used: a folder is in its place"
         ("server", "admin-token", folder_at("admin-token"), f"(the file of the admin token) {_FOLDER}; remove it, and a new one is made"),
         ("server", "agent-token", file_at("agent-token", b"\xff"), "the agents' token and does not hold one"),
         ("server", "lock", folder_at("lock"), f") {_FOLDER}; move it away"),
-        ("server", "llmgw.db.lock", folder_at("llmgw.db.lock"), f") {_FOLDER}; move it away"),
+        ("server", "lease.db", folder_at("lease.db"), "lease.db is not a file"),
         ("server", "llmgw.db", file_at("llmgw.db", b"junk" * 2000), "is not a database of llmgw, or is encrypted or damaged; move it away"),
         ("dev", "agent", file_at("agent", b""), "(the data directory) cannot be used: a file is in its place; move it away"),
         ("agent", "fence.json", folder_at("fence.json"), f"highest epoch) {_FOLDER}; if this node is to join anew, move it away"),
@@ -114,7 +114,6 @@ def fill(disk: Path, free: int) -> None:
     ("role", "free", "name"),
     [
         ("server", 0, "lock"),
-        ("server", 4096, "llmgw.db.lock"),
         ("agent", 0, "lock"),
         ("agent", 4096, "node-id"),
         ("server", 8192, "llmgw.db"),

@@ -1,4 +1,4 @@
-"""The WebSocket end of agents' sessions: token first, then messages for `control.sessions`, as a `Channel`.
+"""The WebSocket end of sessions, agents' and (in `routers`) routers': token first, then messages for `control`, as a `Channel`.
 
 Whatever one peer sends, nobody else notices: a malformed or oversized message ends its own session with a reason.
 """
@@ -71,17 +71,17 @@ class ServerChannel:
 
 
 def make_agents_app(
-    run: Callable[[Channel], Awaitable[None]], token: Callable[[], str], failures: FailureLimit, draining: trio.Event
+    run: Callable[[Channel], Awaitable[None]], token: Callable[[], str], failures: FailureLimit, draining: trio.Event, who: str = "agent"
 ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """The ASGI application of the sessions' path. `run` serves one session; `token` is what an agent has to present."""
+    """The ASGI application of a sessions' path. `run` serves one session; `token` is what a peer, called `who`, has to present."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         client = scope.get("client") or ("local", 0)
         peer = f"[{client[0]}]:{client[1]}" if ":" in str(client[0]) else f"{client[0]}:{client[1]}"
         refused: LlmgwError | None = None
         if not is_token(scope["headers"], token()):
-            log.warning("an agent without the right token was refused", peer=peer)
-            refused = Unauthenticated("the agent's token is not valid here", code="token_invalid")
+            log.warning("a peer without the right token was refused", who=who, peer=peer)
+            refused = Unauthenticated(f"the {who}'s token is not valid here", code="token_invalid")
             try:
                 failures.failed(str(client[0]))
             except LlmgwError as err:

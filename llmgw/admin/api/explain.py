@@ -17,8 +17,8 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         return Reply(reason_view(controller.explain(f"model/{name}")))
 
     return (
-        Route("GET", "/api/v1/explain/replica/<name:name>", replica, "Why a replica is where it is"),
-        Route("GET", "/api/v1/explain/model/<name:name>", model, "Why a model has the replicas that it has"),
+        Route("GET", "/api/v1/explain/replica/<name:name>", replica, "Why a replica is where it is", local=False),
+        Route("GET", "/api/v1/explain/model/<name:name>", model, "Why a model has the replicas that it has", local=False),
     )
 
 

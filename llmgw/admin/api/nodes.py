@@ -7,7 +7,7 @@ from typing import Any, Final
 from llmgw.admin.calls import Call, Reply, Route, page
 from llmgw.admin.views import node_view
 from llmgw.control.controller import Controller
-from llmgw.control.observed import ObservedNode
+from llmgw.control.observed import ObservedNode, ObservedReplica
 from llmgw.domain.errors import Invalid, NotFound
 from llmgw.domain.ids import NodeId
 from llmgw.store.admin_tokens import Role
@@ -33,7 +33,7 @@ def routes(controller: Controller) -> tuple[Route, ...]:
 
     def view(observed: ObservedNode) -> dict[str, Any]:
         stored = controller.nodes.known.get(observed.id)
-        return node_view(observed, stored, controller.replicas(), controller.machine.now_s(), controller.machine.wall_s())
+        return node_view(observed, stored, controller.replicas(), controller.attention.now_s(), controller.machine.wall_s())
 
     def ordered(node: StoredNode, change: str) -> Reply:
         return Reply({**view(seen(node.id)), "change": change, "durability": controller.store.durability})
@@ -81,7 +81,12 @@ def list_nodes(controller: Controller) -> list[dict[str, Any]]:
     observed = controller.observe()
     replicas = controller.replicas()
     wall_s = controller.machine.wall_s()
-    shown = [node_view(node, controller.nodes.known.get(node.id), replicas, observed.now_s, wall_s) for node in observed.nodes]
+    of_node: dict[NodeId, list[ObservedReplica]] = {}
+    for replica in replicas:
+        of_node.setdefault(replica.node, []).append(replica)
+    shown = [
+        node_view(node, controller.nodes.known.get(node.id), of_node.get(node.id, ()), observed.now_s, wall_s) for node in observed.nodes
+    ]
     return sorted(shown, key=lambda view: view["name"])
 
 

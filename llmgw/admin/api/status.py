@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
+import attrs
+
 from llmgw import __version__
 from llmgw.admin.api.leader import leader_view
 from llmgw.admin.api.models import list_models
@@ -13,6 +15,7 @@ from llmgw.admin.calls import Call, Reply, Route
 from llmgw.admin.metrics import CONTENT_TYPE, Metrics
 from llmgw.admin.views import problems
 from llmgw.control.controller import Controller
+from llmgw.control.sessions import CLOCK_WRONG_S
 
 PROBLEMS_MAX: Final = 100  # that are named; whoever has more looks at the lists
 
@@ -47,8 +50,21 @@ def status_view(controller: Controller) -> dict[str, Any]:
     found = problems(models, observed.nodes, replicas, observed.now_s, controller.reconciler.reasons)
     if controller.store.trouble:
         found.insert(0, f"the store takes no writes, and orders are refused: {controller.store.trouble}")
-    if not controller.leadership.is_leader:
-        found.append("no control plane leads: nothing is placed, healed or changed")
+    leads = controller.leadership
+    if not leads.is_leader and not controller.peers.leader_address():
+        found.append("no control plane is known to lead: nothing is placed, healed or changed")
+    elif leads.is_leader and not leads.confirmed(controller.machine.now_s()):
+        found.append("the lease's store does not answer: what was asked for is kept up, and nothing can be changed")
+    elif not leads.is_leader and leads.store_silent:
+        found.append("the lease's store does not answer this standby: whoever leads goes on, and nothing can be changed")
+    following = controller.routers.connected()
+    if not following and not controller.settings.router.embedded:
+        found.append("no router follows this control plane, which runs none itself (router.embedded is false)")
+    found += [
+        f"node {node.name}: its clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
+        for node in observed.nodes
+        if abs(ahead_s := node.clock_ahead_s) > CLOCK_WRONG_S
+    ]
     if controller.events.dropped:
         found.append(f"{controller.events.dropped} events could not be stored and were lost")
     return {
@@ -67,6 +83,7 @@ def status_view(controller: Controller) -> dict[str, Any]:
             "embedded": controller.settings.router.embedded,
             "generation": controller.publisher.generation,
             "endpoints": len(controller.publisher.current.endpoints),
+            "following": [attrs.asdict(one) for one in following],
         },
         "problems": found[:PROBLEMS_MAX],
         "problems_more": max(0, len(found) - PROBLEMS_MAX),
@@ -78,9 +95,12 @@ def unready(controller: Controller, draining: bool) -> list[str]:
     reasons = []
     if draining:
         reasons.append("this control plane is stopping")
-    if not controller.leadership.is_leader:
+    leads = controller.leadership
+    if not leads.is_leader and not controller.peers.leader_address():
         reasons.append("no control plane is known to lead")
-    elif not controller.reconciler.plans:
+    elif leads.store_silent and not leads.confirmed(controller.machine.now_s()):
+        reasons.append("the lease's store does not answer, so nothing can be changed")
+    elif leads.is_leader and not controller.reconciler.plans:
         reasons.append("the first plan has not been made yet")
     if not controller.store.may_write:
         reasons.append("the store was changed by a newer build, this one may only read it")

@@ -113,8 +113,11 @@ def _leader(found: Mapping[str, Any]) -> str:
 def _router(router: Mapping[str, Any]) -> str:
     if not router:
         return ""
-    kind = "embedded" if router.get("embedded") else "separate"
-    parts = [kind, _labelled("generation", router.get("generation"))]
+    following = router.get("following")
+    count = len(following) if isinstance(following, list) else 0
+    kinds = ["embedded"] if router.get("embedded") else []
+    kinds += [f"{count} following"] if count or not kinds else []
+    parts = [*kinds, _labelled("generation", router.get("generation"))]
     endpoints = router.get("endpoints")
     if endpoints is not None:
         count = len(endpoints) if isinstance(endpoints, list) else endpoints

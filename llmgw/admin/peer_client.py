@@ -1,0 +1,126 @@
+"""How a control plane calls another's admin port: one request with the control planes' own token, one whole answer.
+
+Carries orders that reached a standby to the leader, and the words that control planes have for each other. A request that
+was carried once is marked, and nobody carries it again.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+import attrs
+import h11
+import trio
+
+from llmgw import __version__
+from llmgw.admin.auth import CALLER, HOP, Principal, caller
+from llmgw.admin.calls import Call, Reply
+from llmgw.control.peers import Presence
+from llmgw.domain.errors import Unavailable
+from llmgw.store.admin_tokens import Role
+
+WRONG_TOKEN: Final = (
+    "the leader at {} refuses this control plane's own token: the control-token file beside the store was replaced; "
+    "restart both control planes on the same one"
+)
+CONNECT_S: Final = 2.0
+ORDER_S: Final = 10.0  # an order's answer takes milliseconds; a store that waits for its lock takes 5 s
+ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
+READ_BYTES: Final = 65_536
+PRESENT_PATH: Final = "/api/v1/leader/standbys"
+RELEASED_PATH: Final = "/api/v1/leader/released"
+_CARRIED: Final = ("content-type", "idempotency-key", "if-match", "if-none-match", "x-request-id")
+_NOT_BACK: Final = frozenset({"connection", "content-length", "content-type", "date", "server", "transfer-encoding", "keep-alive"})
+
+
+class PeerClient:
+    """`token` is the control planes' own; `me` names this one in the hop mark; `tls` is made when an address asks for it."""
+
+    def __init__(self, token: Callable[[], str], me: Callable[[], str], tls: Callable[[], ssl.SSLContext]) -> None:
+        self._token = token
+        self._me = me
+        self._tls = tls
+
+    async def carry(self, address: str, call: Call) -> Reply:
+        """The leader's answer to this call. Raises Unavailable where none came; the order may then have been carried out."""
+        headers = {name: value for name, value in call.headers.items() if name in _CARRIED}
+        headers["x-request-id"] = call.request_id
+        headers[CALLER] = caller(call.principal)
+        target = quote(call.path, safe="/:")
+        if call.query:
+            target += "?" + urlencode(call.query)
+        status, answered, body = await self._ask(address, call.method, target, headers, call.body, ORDER_S)
+        if status == 401:  # it is our token that it refuses, not that of whoever gave the order
+            raise Unavailable(WRONG_TOKEN.format(address), code="control_token")
+        kept = {name: value for name, value in answered.items() if name not in _NOT_BACK}
+        return Reply(status=status, headers=kept, text=body.decode("utf-8", "replace"), content_type=answered.get("content-type", ""))
+
+    async def present(self, address: str, presence: Presence) -> None:
+        await self._tell(address, PRESENT_PATH, attrs.asdict(presence))
+
+    async def say_released(self, address: str) -> bool:
+        answer = await self._tell(address, RELEASED_PATH, {})
+        return bool(answer.get("is_me"))
+
+    async def _tell(self, address: str, path: str, value: dict[str, Any]) -> dict[str, Any]:
+        headers = {"content-type": "application/json", CALLER: caller(Principal(self._me(), Role.ADMIN))}
+        status, _, body = await self._ask(address, "POST", path, headers, json.dumps(value).encode(), CONNECT_S)
+        if status == 401:
+            raise Unavailable(WRONG_TOKEN.format(address), code="control_token")
+        if status >= 300:
+            raise Unavailable(f"{address} answered {status}: {body[:200].decode('utf-8', 'replace')}", code="peer")
+        try:
+            answer = json.loads(body)
+        except (ValueError, RecursionError):
+            answer = None
+        return answer if isinstance(answer, dict) else {}
+
+    async def _ask(
+        self, address: str, method: str, target: str, headers: Mapping[str, str], body: bytes, deadline_s: float
+    ) -> tuple[int, dict[str, str], bytes]:
+        where = urlsplit(address)
+        sent = [("host", where.netloc), ("connection", "close"), ("user-agent", f"llmgw/{__version__}"), *headers.items()]
+        sent += [("authorization", f"Bearer {self._token()}"), (HOP, self._me()), ("content-length", str(len(body)))]
+        try:
+            with trio.fail_after(deadline_s):
+                stream = await self._connect(where.hostname or "", where.port, where.scheme == "https")
+                async with stream:
+                    return await _exchange(stream, h11.Request(method=method, target=target, headers=sent), body)
+        except (OSError, trio.TooSlowError, trio.BrokenResourceError, h11.ProtocolError, ssl.SSLError) as err:
+            raise Unavailable(f"the control plane at {address} did not answer", code="leader_unreachable", retry_after_s=1.0) from err
+
+    async def _connect(self, host: str, port: int | None, secure: bool) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
+        plain = await trio.open_tcp_stream(host, port or (443 if secure else 80))
+        if not secure:
+            return plain
+        secured = trio.SSLStream(plain, self._tls(), server_hostname=host, https_compatible=True)
+        await secured.do_handshake()
+        return secured
+
+
+async def _exchange(
+    stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], asked: h11.Request, body: bytes
+) -> tuple[int, dict[str, str], bytes]:
+    connection = h11.Connection(h11.CLIENT)
+    out = (connection.send(asked) or b"") + (connection.send(h11.Data(data=body)) or b"") + (connection.send(h11.EndOfMessage()) or b"")
+    await stream.send_all(out)
+    status, headers, answer = 0, {}, bytearray()
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(bytes(await stream.receive_some(READ_BYTES)))
+        elif isinstance(event, h11.Response):
+            status = event.status_code
+            headers = {name.decode("latin1"): value.decode("latin1") for name, value in event.headers}
+        elif isinstance(event, h11.Data):
+            answer += event.data
+            if len(answer) > ANSWER_BYTES_MAX:
+                raise h11.RemoteProtocolError("the answer is too large")
+        elif isinstance(event, h11.EndOfMessage):
+            return status, headers, bytes(answer)
+        elif isinstance(event, h11.ConnectionClosed):
+            raise h11.RemoteProtocolError("the peer closed the connection")

@@ -1,0 +1,368 @@
+"""Two control planes on one store, two agents and a router that follows them, as processes; and the load that must not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.chaos import hash_engine
+from tests.conftest import FIGURE
+from tests.programs import Admin, Program, call, chat, end_tree, free_port, free_ports, processes_with, wait_for
+
+FULL: Final = os.environ.get("LLMGW_CHAOS") == "full"  # `make chaos`: a ttl of 15 s, long faults, more rounds
+ROOT: Final = Path(__file__).parents[2]
+MODEL: Final = "m"
+REPLICAS: Final = 3
+RATE: Final = 200.0  # requests a second; two cores carry the load, the router and everything else at that
+STREAM_S_MAX: Final = 60.0 if FULL else 3.0
+PLANES: Final = ("ctl-a", "ctl-b")
+NODES: Final = ("node-1", "node-2")
+ENGINE_PORTS: Final = 10
+SPARE: Final = "spare"  # a model that no load is on: its engines may be killed
+
+
+class Plane:
+    """One control plane. `program` is its newest process."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.data_dir = folder / name
+        self.port, self.router_port = free_port(), free_port()
+        self.log = folder / f"{name}.log"
+        self.programs: list[Any] = []  # Program, or what a Starter has started
+
+    @property
+    def program(self) -> Any:
+        return self.programs[-1]
+
+    @property
+    def file(self) -> Path:
+        return self.folder / f"{self.name}.toml"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def token(self) -> str:
+        return (self.data_dir / "admin-token").read_text().strip()
+
+    @property
+    def admin(self) -> Admin:
+        return Admin(f"127.0.0.1:{self.port}", self.token)
+
+    @property
+    def output(self) -> str:
+        return self.program.output
+
+    def start(self) -> None:
+        self.programs.append(Program(["server", "--config", str(self.file)], self.folder, self.name))
+
+    def wait_serving(self) -> None:
+        wait_for(lambda: self.serves() or self.program.process.poll() is not None, f"{self.name} serves")
+        assert self.program.process.poll() is None, self.output
+
+    def serves(self) -> bool:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return call(f"127.0.0.1:{self.port}", "GET", "/health", limit_s=5)[0] == 200
+        return False
+
+    def leader(self) -> dict[str, Any] | None:
+        """What it says of who leads; None while it does not answer."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            headers = {"authorization": f"Bearer {self.token}"}
+            status, answer = call(f"127.0.0.1:{self.port}", "GET", "/api/v1/leader", None, headers, 2)
+            return answer if status == 200 else None
+        return None
+
+    def confirmed(self) -> bool:
+        return (self.leader() or {}).get("power") == "confirmed"
+
+    def log_of(self, what: str, since: int = 0) -> list[str]:
+        """Lines that speak of `what`, from the place `since` in the log."""
+        return [line for line in self.output[since:].splitlines() if what in line]
+
+
+class Site:
+    """The files of all roles in `folder`, and the processes. `store` is the folder that the control planes share."""
+
+    def __init__(self, folder: Path, *, ttl_s: float, renew_s: float, poll_s: float, store: Path | None = None) -> None:
+        self.folder = folder
+        self.store = store or folder / "shared"
+        self.store.mkdir(exist_ok=True)
+        self.marker = str(folder)
+        self.ttl_s = ttl_s
+        self.planes = {name: Plane(name, folder) for name in PLANES}
+        self.programs: dict[str, Program] = {}
+        self.router_port = free_port()
+        self._others: list[Program] = []
+        for plane in self.planes.values():
+            plane.file.write_text(
+                f"""
+[server]
+name = "{plane.name}"
+data_dir = "{plane.data_dir}"
+admin_listen = "127.0.0.1:{plane.port}"
+[store]
+path = "{self.store}/llmgw.db"
+[router]
+listen = "127.0.0.1:{plane.router_port}"
+[auth]
+required = false
+[lease]
+ttl_s = {ttl_s}
+renew_s = {renew_s}
+poll_s = {poll_s}
+[reconcile]
+heartbeat_s = 0.5
+node_lost_after_s = 3
+grace_s = 5
+restart_backoff_s = [0.5]
+[route]
+drain_s = {STREAM_S_MAX + 5}
+"""
+            )
+        urls = json.dumps([plane.url for plane in self.planes.values()])
+        first = int(free_ports(ENGINE_PORTS * len(NODES)).partition("-")[0])  # the nodes are one machine: a range for each
+        for index, node in enumerate(NODES):
+            ports = f"{first + index * ENGINE_PORTS}-{first + (index + 1) * ENGINE_PORTS - 1}"
+            (folder / f"{node}.toml").write_text(
+                f"""
+[agent]
+name = "{node}"
+control_planes = {urls}
+data_dir = "{folder}/{node}"
+engine_ports = "{ports}"
+token_file = "{self.store}/agent-token"
+"""
+            )
+        (folder / "router.toml").write_text(
+            f"""
+[router]
+listen = "127.0.0.1:{self.router_port}"
+control_planes = {urls}
+data_dir = "{folder}/router"
+token_file = "{self.store}/agent-token"
+"""
+        )
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.router_port}"
+
+    def start(self, name: str) -> Program:
+        """An agent or the router."""
+        role = "router" if name == "router" else "agent"
+        self.programs[name] = one = Program([role, "--config", str(self.folder / f"{name}.toml")], self.folder, name)
+        self._others.append(one)
+        return one
+
+    def start_all(self) -> None:
+        """Until one control plane leads, the other stands by, and every replica answers through the router."""
+        for plane in self.planes.values():
+            plane.start()
+        for plane in self.planes.values():
+            plane.wait_serving()
+        for name in (*NODES, "router"):
+            self.start(name)
+        leader = self.leader()
+        leader.admin.apply(self.model(MODEL, REPLICAS), self.model(SPARE, 1))
+        leader.admin.wait_ready(MODEL, REPLICAS)
+        leader.admin.wait_ready(SPARE)
+        wait_for(self._answers, "the router answers")
+        self.wait_whole()
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return chat(self.address, MODEL)[0] == 200
+        return False
+
+    def wait_whole(self) -> None:
+        """Both control planes run, one leads, the other is known to stand by, both hear both nodes, the router hears both."""
+
+        def whole() -> bool:
+            views = [plane.leader() for plane in self.planes.values()]
+            leaders = [view for view in views if view is not None and view["power"] == "confirmed"]
+            if None in views or len(leaders) != 1 or [one["name"] for one in leaders[0]["standbys"] if one["heard_age_s"] < 3] == []:
+                return False
+            for plane in self.planes.values():
+                if sum(node["state"] == "ready" for node in plane.admin("GET", "/nodes")["nodes"]) != len(NODES):
+                    return False
+            return self.sessions() == {1.0}
+
+        wait_for(whole, "one leads, one stands by, both hear both nodes and the router")
+
+    def sessions(self) -> set[float]:
+        """The router's llmgw_router_session over its control planes."""
+        lines = call(self.address, "GET", "/metrics")[1].splitlines()
+        return {float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("llmgw_router_session{")}
+
+    def leader(self) -> Plane:
+        """The one that leads now."""
+
+        def found() -> Plane | None:
+            leading = [plane for plane in self.planes.values() if plane.confirmed()]
+            return leading[0] if len(leading) == 1 else None
+
+        return wait_for(found, "exactly one leads")
+
+    def other(self, plane: Plane) -> Plane:
+        (other,) = [one for one in self.planes.values() if one is not plane]
+        return other
+
+    def model(self, name: str, count: int, **more: Any) -> dict[str, Any]:
+        command = [sys.executable, hash_engine.__file__, "--port", "{port}", "--mark", self.engine_mark(name)]
+        profile = {"name": "p", "engine": "command", "command": command}
+        return {"name": name, "replicas": {"min": 0, "max": 5, "count": count}, "profile": [profile], **more}
+
+    def engine_mark(self, model: str) -> str:
+        return f"{self.marker}-engine-{model}"
+
+    def engines(self, model: str = MODEL) -> set[int]:
+        """Pids of the processes, whatever anybody says of them."""
+        return {process.pid for process in processes_with(self.engine_mark(model))}
+
+    def replica_events(self, model: str = MODEL) -> list[tuple[int, str, str]]:
+        """What was done to a model's replicas, by the history in the store."""
+        events = self.leader().admin.events("replica.")
+        return [(event["seq"], event["kind"], event["text"]) for event in events if event["object"].startswith(f"replica/{model}-")]
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[Load]:
+        """Meanwhile: no request fails, no engine starts or stops, and nobody orders it. Begins and ends with a whole site."""
+        self.wait_whole()
+        engines, events = self.engines(), self.replica_events()
+        with running_load(self) as load:
+            yield load
+            load.wait_more(RATE / 2)  # the load goes on after it
+        assert self.engines() == engines
+        self.wait_whole()
+        assert self.replica_events() == events
+        assert load.told["failed"] == 0, load.told["failures"]
+
+    def close(self) -> None:
+        for one in [*self._others, *(program for plane in self.planes.values() for program in plane.programs)]:
+            if one.process.poll() is None:
+                one.process.send_signal(signal.SIGCONT)
+            one.close()
+        end_tree(self.marker)
+
+
+class Pair:
+    """Two control planes alone, whose files hold the same model; nothing else knows of them."""
+
+    def __init__(self, folder: Path, lease: str = "") -> None:
+        """`lease` is the table of that name, for both."""
+        self.folder = folder
+        self.store = folder / "shared"
+        self.store.mkdir(parents=True)
+        self.planes = [Plane(name, folder) for name in PLANES]
+        for plane in self.planes:
+            plane.file.write_text(
+                f"""
+[server]
+name = "{plane.name}"
+data_dir = "{plane.data_dir}"
+admin_listen = "127.0.0.1:{plane.port}"
+[store]
+path = "{self.store}/llmgw.db"
+[router]
+embedded = false
+{lease}
+[[model]]
+name = "from-the-file"
+replicas = {{ min = 0, max = 1, count = 0 }}
+[[model.profile]]
+engine = "command"
+command = ["/bin/true"]
+"""
+            )
+
+    def start(self) -> tuple[Plane, dict[str, Any]]:
+        """As wait_agreed, of two that were just started."""
+        for plane in self.planes:
+            plane.start()
+        for plane in self.planes:
+            plane.wait_serving()
+        return self.wait_agreed()
+
+    def wait_agreed(self) -> tuple[Plane, dict[str, Any]]:
+        """(who leads, what it says of that), once one is confirmed, and the other says the same."""
+
+        def agreed() -> tuple[Plane, dict[str, Any]] | None:
+            views = [(plane, plane.leader()) for plane in self.planes]
+            leading = [(plane, view) for plane, view in views if view is not None and view["power"] == "confirmed"]
+            named = {(view["owner"], view["epoch"]) if view is not None else None for _, view in views}
+            return leading[0] if len(leading) == 1 and len(named) == 1 else None
+
+        return wait_for(agreed, "exactly one leads, and the other knows it")
+
+    def close(self) -> None:
+        for plane in self.planes:
+            for one in plane.programs:
+                one.close()
+
+
+class Load:
+    """The load's process, and what it has told so far."""
+
+    def __init__(self, site: Site, number: int) -> None:
+        self.report = site.folder / f"load-{number}.json"
+        self.log = site.folder / f"load-{number}.log"
+        args = [sys.executable, "-m", "tests.chaos.load", site.address, MODEL, f"{RATE}", f"{STREAM_S_MAX}", str(self.report)]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                args, cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return json.loads(self.report.read_text()) if self.report.exists() else {"sent": 0, "answered": 0, "done": False}
+
+    def wait_more(self, count: float) -> None:
+        """So many further requests have been answered."""
+        upto = self.told["answered"] + count
+        wait_for(lambda: self.told["answered"] >= upto or self.process.poll() is not None, f"{count:g} more answers")
+        assert self.process.poll() is None, self.log.read_text()
+
+    def end(self) -> None:
+        """Returns when every request that was begun has been answered."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(STREAM_S_MAX + 60)
+        assert self.told["done"], self.log.read_text()
+
+
+@contextlib.contextmanager
+def running_load(site: Site) -> Iterator[Load]:
+    load = Load(site, len(list(site.folder.glob("load-*.log"))))
+    try:
+        load.wait_more(RATE / 2)
+        yield load
+        load.end()
+    finally:
+        assert load.process.stdin is not None
+        load.process.stdin.close()
+        if load.process.poll() is None:
+            load.process.kill()
+            load.process.wait(30)
+
+
+def since(begun_s: float) -> float:
+    return time.monotonic() - begun_s
+
+
+def figure(request: pytest.FixtureRequest, name: str, value: Any) -> None:
+    """One row of the table that the run ends with."""
+    request.node.user_properties.append((f"{FIGURE}{name}", value))

@@ -1,0 +1,81 @@
+"""Protecting rules outside of the lease's own, each with what takes it away in the product's module, and who must miss it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any, Final
+from unittest import mock
+
+import attrs
+
+from llmgw.agent import fence as agent_fence
+from llmgw.control import controller, planning, powers
+from llmgw.control.attention import Attention
+from llmgw.control.inventory import Inventory
+from llmgw.domain.lease import Fence, FencingToken
+from llmgw.router.follow import Follower
+from llmgw.store import connection
+from tests.property.schedules import BUSY, CONTROL, STORM, Kind
+
+Removal = Callable[[], AbstractContextManager[object]]
+
+
+@attrs.frozen
+class WorldRule:
+    """`first` is the seed that the search begins with: one or two before a schedule that shows it, so that it takes seconds."""
+
+    invariant: str
+    kind: Kind
+    remove: Removal
+    first: int = 0
+
+
+def _obey(highest: FencingToken | None, token: FencingToken) -> Fence:
+    return Fence.OBEY
+
+
+async def _remember_in_memory(self: agent_fence.Fence, token: FencingToken) -> None:
+    self._highest = token
+
+
+def _without(owner: object, name: str, replacement: Any) -> Removal:
+    return lambda: mock.patch.object(owner, name, replacement)
+
+
+@contextmanager
+def _without_router_fence() -> Iterator[None]:
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch("tests.property.world.Follower", partial(Follower, rule=_obey)))
+        patches.enter_context(mock.patch("llmgw.sim.router.fence", _obey))
+        yield
+
+
+WORLD_RULES: Final = {
+    "an agent refuses a lower epoch": WorldRule(
+        "AgentFence", STORM, lambda: mock.patch("llmgw.sim.node.Fence", partial(agent_fence.Fence, rule=_obey)), first=14
+    ),
+    "an agent has the epoch on disk before it obeys": WorldRule(
+        "AgentFence", STORM, _without(agent_fence.Fence, "_store", _remember_in_memory)
+    ),
+    "a router refuses a lower epoch": WorldRule("RouterFence", STORM, _without_router_fence, first=16),
+    "what may run on a node that has not answered is not missing": WorldRule(
+        "AdoptionIdempotent", CONTROL, _without(planning, "barrier", lambda grace_s, observed: ""), first=6
+    ),
+    "a write compares its epoch in its transaction": WorldRule(
+        "NoDeposedWrite", STORM, _without(connection, "_check_epoch", lambda connection, epoch: None), first=34
+    ),
+    "a stop waits until routers have let go": WorldRule(
+        "PublishBeforeStop", BUSY, _without(controller, "acknowledged_by_all", lambda sources, generation: generation)
+    ),
+    "an unconfirmed leader only restores": WorldRule(
+        "UnconfirmedRestraint", BUSY, _without(powers, "allows", lambda *given: True), first=40
+    ),
+    "silence counts only while we listened": WorldRule(
+        "AdoptionIdempotent", CONTROL, _without(Attention, "now_s", lambda self: self._machine.now_s()), first=136
+    ),
+    "an order that a broken session has lost is given again": WorldRule(
+        "NothingLeftToPlan", BUSY, _without(Inventory, "_forget_untaken", lambda self, entry: None), first=7
+    ),
+}
