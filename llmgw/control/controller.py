@@ -540,7 +540,9 @@ class Controller:
         if self.leadership.may_write:
             return None  # about to lead: the list before stays until the barrier
         obeyed = self.inventory.obeyed()
-        if obeyed is None and (record := self.leadership.record) is not None:
+        record = self.leadership.record
+        if record is not None and (obeyed is None or obeyed.epoch < record.epoch):
+            # The one before has just been succeeded: routers may have met the new one already, and would refuse the old one's name.
             obeyed = FencingToken(record.cluster_id, record.epoch, record.owner)
         return None if obeyed is None else ListStamp(obeyed, generation, from_standby=True)
 
