@@ -65,7 +65,7 @@ def test_random_kills_and_edits_end_in_what_was_asked_for(tmp_path: Path, seed: 
         for name, count in wanted.items():
             if count:
                 assert chat(site.address, name)[0] == 200
-        time.sleep(3)
+        time.sleep(3)  # and it stays so: nothing flaps afterwards, which only the passing of time can show
         assert settled()
         assert "Traceback" not in server.output + agent.output
         placed = [event for event in site.admin.events() if event["kind"] == "replica.placed"]
