@@ -35,7 +35,6 @@ MAY_DO_IO = {
         "controller": "the nursery",
         "leadership": "waits until the lease has settled who leads",
         "peers": "a word to the other control planes every second",
-        "side_by_side": "two halves of a session",
         "waiting": "for a hint or a time",
         "sessions": "one task per agent, bounded outboxes",
         "publisher": "waits for a change or the interval",

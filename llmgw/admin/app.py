@@ -28,7 +28,7 @@ from llmgw.admin import errors
 from llmgw.admin.api import agents, console, events, explain, holds, leader, models, nodes, openapi, replicas, routers, status
 from llmgw.admin.auth import HOP, AdminAuth, FailureLimit, Principal, is_token
 from llmgw.admin.calls import Call, Reply, Route, given_again, kept_answer, request_text
-from llmgw.admin.edge import AdminApp
+from llmgw.admin.edge import CONTROL_PLANE, CONTROL_PLANE_VALUE, AdminApp
 from llmgw.admin.limits import Limits
 from llmgw.admin.metrics import Metrics
 from llmgw.admin.peer_client import PeerClient
@@ -173,6 +173,7 @@ class _Desk:
 
     async def after(self, response: Response) -> Response:
         response.headers["X-Request-ID"] = request_id(self._controller.machine.fresh_hex)
+        response.headers[CONTROL_PLANE] = CONTROL_PLANE_VALUE
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers.setdefault("Cache-Control", "no-store")
         response.headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")

@@ -21,6 +21,8 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
+CONTROL_PLANE: Final = "x-llmgw-control-plane"  # in every answer of an admin port: whoever calls it knows that it met one
+CONTROL_PLANE_VALUE: Final = "1"
 HEADER_OVERHEAD: Final = 4  # ": " and the line's end, as they came over the wire
 LINE_OVERHEAD: Final = 12  # two spaces, HTTP/1.1 and the line's end
 log = structlog.get_logger("llmgw.admin")
@@ -111,6 +113,7 @@ async def answer(
         (b"content-type", b"application/json"),
         (b"content-length", str(len(data)).encode()),
         (b"connection", b"close"),
+        (CONTROL_PLANE.encode(), CONTROL_PLANE_VALUE.encode()),
         *(extra or []),
     ]
     kind = "websocket.http.response" if scope["type"] == "websocket" else "http.response"

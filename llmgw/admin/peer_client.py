@@ -19,6 +19,7 @@ import trio
 from llmgw import __version__
 from llmgw.admin.auth import CALLER, HOP, Principal, caller
 from llmgw.admin.calls import Call, Reply
+from llmgw.admin.edge import CONTROL_PLANE
 from llmgw.control.peers import Presence
 from llmgw.domain.errors import Unavailable
 from llmgw.store.admin_tokens import Role
@@ -27,6 +28,10 @@ WRONG_TOKEN: Final = (
     "the leader at {} refuses this control plane's own token: the control-token file beside the store was replaced; "
     "restart both control planes on the same one"
 )
+NO_CONTROL_PLANE: Final = (
+    "what answers at {} is no control plane's admin port (it said {}): [server] advertise of the control plane that leads, or "
+    "what stands before its admin port, names the wrong address"
+)
 CONNECT_S: Final = 2.0
 ORDER_S: Final = 10.0  # an order's answer takes milliseconds; a store that waits for its lock takes 5 s
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -34,7 +39,9 @@ READ_BYTES: Final = 65_536
 PRESENT_PATH: Final = "/api/v1/leader/standbys"
 RELEASED_PATH: Final = "/api/v1/leader/released"
 _CARRIED: Final = ("content-type", "idempotency-key", "if-match", "if-none-match", "x-request-id")
-_NOT_BACK: Final = frozenset({"connection", "content-length", "content-type", "date", "server", "transfer-encoding", "keep-alive"})
+_NOT_BACK: Final = frozenset(
+    {CONTROL_PLANE, "connection", "content-length", "content-type", "date", "server", "transfer-encoding", "keep-alive"}
+)
 
 
 class PeerClient:
@@ -46,7 +53,10 @@ class PeerClient:
         self._tls = tls
 
     async def carry(self, address: str, call: Call) -> Reply:
-        """The leader's answer to this call. Raises Unavailable where none came; the order may then have been carried out."""
+        """The leader's answer to this call. Raises Unavailable where none came; the order may then have been carried out.
+
+        With code `not_a_control_plane` something else answered, and nothing was carried out.
+        """
         headers = {name: value for name, value in call.headers.items() if name in _CARRIED}
         headers["x-request-id"] = call.request_id
         headers[CALLER] = caller(call.principal)
@@ -89,9 +99,12 @@ class PeerClient:
             with trio.fail_after(deadline_s):
                 stream = await self._connect(where.hostname or "", where.port, where.scheme == "https")
                 async with stream:
-                    return await _exchange(stream, h11.Request(method=method, target=target, headers=sent), body)
+                    status, answered, data = await _exchange(stream, h11.Request(method=method, target=target, headers=sent), body)
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, h11.ProtocolError, ssl.SSLError) as err:
             raise Unavailable(f"the control plane at {address} did not answer", code="leader_unreachable", retry_after_s=1.0) from err
+        if CONTROL_PLANE not in answered:  # a router's 404, say, must not pass for the leader's
+            raise Unavailable(NO_CONTROL_PLANE.format(address, status), code="not_a_control_plane")
+        return status, answered, data
 
     async def _connect(self, host: str, port: int | None, secure: bool) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
         plain = await trio.open_tcp_stream(host, port or (443 if secure else 80))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, Protocol
@@ -30,6 +30,7 @@ from llmgw.domain.node import NodeFacts
 from llmgw.domain.ports import Machine
 from llmgw.domain.replica import ReplicaReport
 from llmgw.protocol.channel import Channel, ChannelClosed
+from llmgw.protocol.losses import Loss
 from llmgw.protocol.messages import (
     PROTOCOL,
     AgentEvent,
@@ -55,6 +56,7 @@ from llmgw.protocol.messages import (
     StartReplica,
     StopReplica,
 )
+from llmgw.protocol.side_by_side import until_one_ends
 
 log = structlog.get_logger("llmgw.agent.session")
 
@@ -71,6 +73,7 @@ RESULTS_MAX: Final = 10_000  # results of commands that are remembered: hours of
 EVENTS_MAX: Final = 500  # events kept while no leader listens; the oldest go first
 FAULTS_MAX: Final = 10  # malformed messages in one session before it is ended: one may be a build's bug, many are an enemy
 LOGGED_CHARACTERS_MAX: Final = 300  # of somebody else's text
+INSTANCE_BYTES: Final = 8
 PLANES_FILE: Final = "control-planes.json"
 PLANES_MAX: Final = 64  # more addresses than any cluster has control planes
 
@@ -117,6 +120,7 @@ class Sessions:
         `replicas` is asked at each use: it and the sessions know each other.
         """
         self._machine = machine
+        self._instance = machine.fresh_hex(INSTANCE_BYTES)
         self._fence = fence
         self._replicas = replicas
         self._facts = facts
@@ -159,35 +163,38 @@ class Sessions:
     async def _keep(self, url: str, scope: trio.CancelScope) -> None:
         """Dials again and again, with full jitter, until told not to."""
         window_s = RECONNECT_S_FIRST
-        said = ""
+        loss = Loss()
         with scope:
             while True:
                 opened_s = self._machine.now_s()
                 wait_s: float | None = None
+                ended: LlmgwError | None = None
                 try:
                     async with self._dial(url) as channel:
-                        await self._converse(channel, url)
+                        await self._converse(channel, url, loss)
                 except _Final as err:
                     log.error("turned away: this control plane is not dialled again until the agent is restarted", url=url, why=err.message)
                     return
                 except _Foreign as err:
-                    why, wait_s = err.message, FOREIGN_AGAIN_S
+                    ended, wait_s = err, FOREIGN_AGAIN_S
                 except LlmgwError as err:
-                    why = err.message
-                else:
-                    why = "the session ended"
+                    ended = err
                 if self._machine.now_s() - opened_s > RECONNECT_S_MAX:
-                    window_s, said = RECONNECT_S_FIRST, ""  # it had worked
-                if why != said:
-                    log.warning("no session with this control plane", url=url, why=why)
-                    said = why
+                    window_s = RECONNECT_S_FIRST  # it had worked
+                if loss.is_news(ended):
+                    log.warning("no session with this control plane", url=url, why=ended.message if ended else "the session ended")
                 await self._machine.sleep_until(self._machine.now_s() + (wait_s or self._machine.rng.uniform(0.0, window_s)))
                 window_s = min(window_s * 2, RECONNECT_S_MAX)
 
-    async def _converse(self, channel: Channel, url: str) -> None:
-        """One session from hello to end. Raises LlmgwError for every end that is not a cancel."""
+    async def _converse(self, channel: Channel, url: str, loss: Loss) -> None:
+        """One session from hello to end; a `loss` before it is over once both have agreed to hold it.
+
+        Raises LlmgwError for every end that is not a cancel.
+        """
         highest = self._fence.highest
-        first = AgentHello(self._facts(), highest.cluster_id, highest.epoch, highest.owner, wall_s=self._machine.wall_s())
+        first = AgentHello(
+            self._facts(), highest.cluster_id, highest.epoch, highest.owner, wall_s=self._machine.wall_s(), instance=self._instance
+        )
         hello = await self._shake_hands(channel, first)
         try:
             ours = await self._fence.pin(hello.cluster_id)
@@ -200,34 +207,31 @@ class Sessions:
                 f"{text}. To move the node, stop its agent, remove {self._fence.path} and start it again", code="foreign_cluster"
             )
         heartbeat_s = min(max(hello.heartbeat_s, HEARTBEAT_S_MIN), HEARTBEAT_S_MAX)
+        loss.over()
         log.info("session open", url=url, cluster=hello.cluster_id, server=hello.owner, build=hello.build)
         send, outbox = trio.open_memory_channel[FromAgent](OUTBOX_MAX)
-        ends: list[LlmgwError] = []
+        ours_to_end = True
         with trio.CancelScope() as scope:
             session = _Open(send, scope)
             self._open.append(session)
-
-            async def until_it_ends(work: Callable[[], Awaitable[None]]) -> None:
-                try:
-                    await work()
-                except LlmgwError as err:
-                    ends.append(err)
-                    scope.cancel()
-
             try:
                 # Warm, unasked: a standby routes by it, nobody places by it. The leader's hello is answered with another.
                 self._put(session, self._inventory(session))
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(until_it_ends, lambda: self._write(channel, outbox))
-                    nursery.start_soon(until_it_ends, lambda: self._beat(session, heartbeat_s))
-                    nursery.start_soon(until_it_ends, lambda: self._listen(channel, session))
+                await until_one_ends(
+                    lambda: self._write(channel, outbox),
+                    lambda: self._beat(session, heartbeat_s),
+                    lambda: self._listen(channel, session),
+                )
+            except LlmgwError:
+                ours_to_end = False
+                raise
             finally:
                 self._open.remove(session)
                 if self._leader is session:
                     self._leader = None
-                if not ends:  # it is our wish: nobody else ended it
+                if ours_to_end:
                     await self._part(channel, Goodbye("session_ends", "the agent ends this session"))
-        raise ends[0] if ends else Unavailable("the control plane does not take messages as fast as they come")
+        raise Unavailable("the control plane does not take messages as fast as they come")
 
     async def _shake_hands(self, channel: Channel, hello: AgentHello) -> ServerHello:
         with trio.move_on_after(HELLO_LIMIT_S):

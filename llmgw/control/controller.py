@@ -41,7 +41,7 @@ from llmgw.control.supervision import keep_running
 from llmgw.domain.endpoint import Endpoint, EndpointList, EndpointUse, ListStamp
 from llmgw.domain.errors import Conflict, NotFound, StaleEpoch, Unavailable
 from llmgw.domain.event import Event
-from llmgw.domain.files import words
+from llmgw.domain.files import STORAGE_UNAVAILABLE, words
 from llmgw.domain.ids import EndpointId, OwnerId, ReplicaId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import Catalog
@@ -49,6 +49,7 @@ from llmgw.domain.plan import Reason
 from llmgw.domain.policy import ApiKey, Policy
 from llmgw.domain.ports import EndpointSink, Machine, PolicySink, UsageSource
 from llmgw.domain.replica import ReplicaState, RestartPolicy
+from llmgw.lease.outage import Outage, Part
 from llmgw.protocol.messages import RestartReplica
 from llmgw.settings.load import policy_of
 from llmgw.settings.schema import Settings
@@ -152,6 +153,8 @@ class Controller:
         self._made: Made = {}
         self._data_dir = candidacy.data_dir
         self._disk_fine = True
+        self._outage = Outage()
+        store.watch(self._wrote)
         self._orders = 0
         self._order_ended = trio.Event()  # replaced at each
         self._welcomed: dict[OwnerId, str] = {}
@@ -165,6 +168,7 @@ class Controller:
             candidacy,
             raise_epoch=store.claim_epoch,
             heard=lambda: self.inventory.heard_and_counted(self.settings.reconcile.node_lost_after_s),
+            outage=self._outage,
         )
         self.events = EventLog(machine, self._append_events, self._epoch, self._may_write)
         self.nodes = Nodes(machine, store, self._epoch, self.events, self._changed, self._may_write)
@@ -391,19 +395,17 @@ class Controller:
                 log.warning("a node could not be put into the store", node=facts.name, why=err.message)
 
     async def _follow_store(self) -> None:
-        silent = False
         while True:
             await self.machine.sleep_until(self.machine.now_s() + FOLLOW_S)
-            if self.leadership.may_write:
+            if not self.leadership.may_write:
+                try:
+                    await self.reread()
+                except Unavailable as err:
+                    self._outage.failed(Part.READS, err.message, self.machine.now_s())
+                    continue
+            elif not self.leadership.is_leader:
                 continue
-            try:
-                await self.reread()
-            except Unavailable as err:
-                if not silent:
-                    log.warning("the store does not answer; what was read last is shown", why=err.message)
-                silent = True
-            else:
-                silent = False
+            self._outage.works(Part.READS, self.machine.now_s())  # a leader has read it all anew
 
     async def reread(self) -> None:
         """On a standby: everything that the leader may have changed, in force and shown here. Raises Unavailable."""
@@ -428,19 +430,19 @@ class Controller:
         await watch_engines(self.machine, self.leadership, self.sessions, self.inventory.find, self.use)
 
     async def _watch_store(self) -> None:
-        """Of a store that took no write: says so once, and finds out by itself when it does again, though nobody orders anything."""
-        told = False
+        """Of a store that took no write: finds out by itself when it does again, though nobody orders anything."""
         while True:
             if self.store.trouble:
-                if not told:
-                    log.error("the store takes no writes", error=self.store.trouble)
-                told = True
                 with contextlib.suppress(Unavailable):
                     await self.store.prove_writable()
-            if told and not self.store.trouble:
-                log.warning("the store takes writes again")
-                told = False
             await self.machine.sleep_until(self.machine.now_s() + STORE_LOOK_S)
+
+    def _wrote(self, trouble: str) -> None:
+        """The store says what came of a write."""
+        if trouble:
+            self._outage.failed(Part.STORE, trouble, self.machine.now_s())
+        else:
+            self._outage.works(Part.STORE, self.machine.now_s())
 
     async def _keep_house(self) -> None:
         while True:
@@ -455,7 +457,8 @@ class Controller:
                 if ended := self.inventory.ended_drains():
                     await drains.remove(self.store, self._epoch(), ended)
             except (Unavailable, StaleEpoch) as err:
-                log.warning("old rows could not be removed; tried again later", why=str(err))
+                if err.code != STORAGE_UNAVAILABLE:  # that is told as an outage
+                    log.warning("old rows could not be removed; tried again later", why=str(err))
             await self.machine.sleep_until(self.machine.now_s() + HOUSEKEEPING_S)
 
     async def _reload(self, epoch: int) -> None:
@@ -495,10 +498,10 @@ class Controller:
                 try:
                     await self.machine.run_sync(lambda: self.machine.disk.write(self._data_dir / DISK_CHECK_FILE, b""))
                 except OSError as err:
-                    if self._disk_fine:
-                        log.warning("the data directory takes no writes", why=words(err))
+                    self._outage.failed(Part.DATA_DIR, words(err), self.machine.now_s())
                     self._disk_fine = False
                 else:
+                    self._outage.works(Part.DATA_DIR, self.machine.now_s())
                     self._disk_fine = True
             await self.machine.sleep_until(self.machine.now_s() + DISK_CHECK_S)
 

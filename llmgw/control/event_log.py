@@ -17,6 +17,7 @@ import trio
 
 from llmgw.domain.errors import LlmgwError, StaleEpoch
 from llmgw.domain.event import Event, Level
+from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.domain.ports import Machine
 
 RECENT_MAX: Final = 2000  # events kept in memory for followers that reconnect; older ones are read from the store
@@ -71,7 +72,7 @@ class EventLog:
                     self.dropped += len(batch)
                     stored = ()
                 except LlmgwError as err:
-                    if not silent:
+                    if not silent and err.code != STORAGE_UNAVAILABLE:  # that is told as an outage of the store
                         log.warning("events cannot be stored; they wait in memory", error=str(err), waiting=len(batch))
                     silent = True
                     await self._machine.sleep_until(self._machine.now_s() + RETRY_S)

@@ -17,7 +17,6 @@ import trio
 
 from llmgw import __version__
 from llmgw.control.router_view import merged_use
-from llmgw.control.side_by_side import until_one_ends
 from llmgw.domain.endpoint import EndpointList, EndpointUse, ListStamp
 from llmgw.domain.errors import Conflict, Invalid, LlmgwError
 from llmgw.domain.ids import ClusterId, EndpointId, OwnerId
@@ -29,6 +28,7 @@ from llmgw.protocol import router_messages as r
 from llmgw.protocol.channel import Channel, ChannelClosed
 from llmgw.protocol.messages import Goodbye, Message
 from llmgw.protocol.router_messages import EPOCH_MAX, ROUTER_SILENT_S, STANDING_S
+from llmgw.protocol.side_by_side import until_one_ends
 
 HELLO_DEADLINE_S: Final = 10.0  # a peer that says nothing for so long is no router
 SEND_DEADLINE_S: Final = 10.0  # a message that the network does not take for so long: the session is over

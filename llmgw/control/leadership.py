@@ -20,6 +20,7 @@ from llmgw.domain.plan import Action
 from llmgw.domain.ports import Machine
 from llmgw.lease import rules
 from llmgw.lease.keeper import LeaseKeeper, Term
+from llmgw.lease.outage import Outage
 from llmgw.lease.record import LeaseRecord
 from llmgw.lease.rules import Candidate, PeerView, Phase, Rules
 from llmgw.lease.sole import SoleStore
@@ -53,7 +54,8 @@ class Candidacy:
 class Leadership:
     """`raise_epoch(epoch, owner)` writes a new epoch where store writes check it, before it is used; raises StaleEpoch.
 
-    `heard()` returns (nodes heard, nodes that count), for the powers of an unconfirmed claim.
+    `heard()` returns (nodes heard, nodes that count), for the powers of an unconfirmed claim. `outage` tells of a lease's store
+    that does not answer.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Leadership:
         candidacy: Candidacy,
         raise_epoch: Callable[[int, OwnerId], Awaitable[None]],
         heard: Callable[[], tuple[int, int]],
+        outage: Outage | None = None,
     ) -> None:
         self._raise_epoch = raise_epoch
         self._heard = heard
@@ -79,6 +82,7 @@ class Leadership:
             place=candidacy.place,
             known_epoch=candidacy.known_epoch,
             protect=candidacy.protect,
+            outage=outage,
         )
 
     # --- what the claim is

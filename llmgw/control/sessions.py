@@ -18,18 +18,20 @@ from llmgw.control.event_log import EventLog
 from llmgw.control.inventory import Inventory
 from llmgw.control.leadership import Leadership
 from llmgw.control.nodes import Nodes
-from llmgw.control.side_by_side import until_one_ends
 from llmgw.domain.errors import Conflict, Invalid, LlmgwError, NotFound, TimedOut, Unavailable
+from llmgw.domain.event import Level
 from llmgw.domain.ids import NodeId, ReplicaId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.ports import Machine
 from llmgw.protocol import messages as m
 from llmgw.protocol.channel import Channel, ChannelClosed
+from llmgw.protocol.side_by_side import until_one_ends
 
 HELLO_DEADLINE_S: Final = 10.0  # a peer that says nothing for so long is no agent
 SEND_DEADLINE_S: Final = 10.0  # a message that the network does not take for so long: the session is over
 OUTBOX_MAX: Final = 256  # messages that wait for one agent; full means that it does not read, and the session ends
 LOG_DEADLINE_S: Final = 5.0  # an answer to a look into a log
+ANSWER_S: Final = 5.0  # of an agent that lives: milliseconds. Below the 10 s that a newcomer waits for its hello to be answered
 CLOCK_WRONG_S: Final = 30.0  # further apart than any network explains: one of the two clocks is wrong
 SILENT_AFTER_HEARTBEATS: Final = 3  # a session without a message for so many intervals is dead, whatever TCP says
 log = structlog.get_logger("llmgw.sessions")
@@ -40,10 +42,17 @@ class _Session:
     node: NodeId
     name: str
     boot_id: str
+    instance: str
     channel: Channel
     outbox: trio.MemorySendChannel[m.ToAgent]
     scope: trio.CancelScope
     replaced: bool = False
+
+    def is_of(self, hello: m.AgentHello) -> bool:
+        """Is it the process that says this? One that does not name its instance is taken for that of the same run of its machine."""
+        if self.boot_id != hello.facts.boot_id:
+            return False
+        return not self.instance or not hello.instance or self.instance == hello.instance
 
 
 class Sessions:
@@ -65,6 +74,7 @@ class Sessions:
         self._sessions: dict[NodeId, _Session] = {}
         self._on_open: list[Callable[[NodeId], None]] = []
         self._on_result: list[Callable[[NodeId, m.CommandResult], None]] = []
+        self._twins: dict[NodeId, tuple[str, str]] = {}  # the instances kept and turned away of which was told last
         self._log_waiters: dict[str, tuple[NodeId, trio.MemorySendChannel[m.LogChunk]]] = {}
 
     def on_open(self, hook: Callable[[NodeId], None]) -> None:
@@ -134,14 +144,15 @@ class Sessions:
         except ChannelClosed as err:
             log.debug("session ended", peer=channel.peer, why=str(err))
         except LlmgwError as err:
-            log.warning("session refused", peer=channel.peer, code=err.code, why=err.message)
+            if not isinstance(err, _Twin | _Clone):  # told already, and once
+                log.warning("session refused", peer=channel.peer, code=err.code, why=err.message)
             await self._part(channel, err)
         finally:
             with trio.move_on_after(2.0, shield=True):
                 await channel.close()
 
     async def _part(self, channel: Channel, err: LlmgwError) -> None:
-        final = isinstance(err, Conflict)
+        final = isinstance(err, Conflict) and not isinstance(err, _Twin)
         with trio.move_on_after(2.0):
             try:
                 await channel.send(m.Goodbye(err.code, err.message, final))
@@ -164,22 +175,16 @@ class Sessions:
                 "to move it, stop its agent, remove fence.json from the agent's data directory and start it again",
                 code="foreign_cluster",
             )
-        live = self._sessions.get(facts.id)
-        if live is not None and live.boot_id != facts.boot_id:
-            raise Conflict(
-                f"node id {facts.id} is in use by {live.name} on another machine: this looks like a cloned disk; "
-                "remove the node-id file in this agent's data directory and start it again",
-                code="cloned_identity",
-            )
+        await self._check_only_one(hello, channel)
         await self._nodes.heard(facts)
+        await self._check_only_one(hello, channel)  # whoever came while the store was asked
         if hello.epoch:
             self._leadership.met(hello.epoch, hello.owner)
         if (live := self._sessions.get(facts.id)) is not None:  # the same agent dialled anew before the old session's end was noticed
-            live.replaced = True
-            live.scope.cancel()
+            self._replace(live)
         send, receive = trio.open_memory_channel[m.ToAgent](OUTBOX_MAX)
         with trio.CancelScope() as scope:
-            session = _Session(facts.id, facts.name, facts.boot_id, channel, send, scope)
+            session = _Session(facts.id, facts.name, facts.boot_id, hello.instance, channel, send, scope)
             self._sessions[facts.id] = session
             ahead_s = hello.wall_s - self._machine.wall_s() if hello.wall_s else 0.0
             self._inventory.opened(facts, ahead_s)
@@ -198,6 +203,69 @@ class Sessions:
                         if node == facts.id:
                             waiter.close()
                 log.info("session closed", node=facts.name, replaced=session.replaced)
+
+    async def _check_only_one(self, hello: m.AgentHello, channel: Channel) -> None:
+        """Returns when no other agent lives under this node id. Raises Conflict where one does: that one is kept.
+
+        The process that has the session may be dead without our knowing it: its machine lost power, or the network between was
+        cut. So it is asked, and only an answer keeps it. One that was killed has closed its connection, and one that dials anew
+        is the same instance: neither waits. A machine that was started again waits ANSWER_S at most, far less than the silence
+        after which its old session would be dead by itself. To keep the newcomer instead would let a copy of a data directory
+        throw out the agent that it was made of, which supervises the engines, and be thrown out by it in turn.
+        """
+        while (live := self._sessions.get(hello.facts.id)) is not None and not live.replaced and not live.is_of(hello):
+            if await self._answers(live):
+                raise self._twice(live, hello, channel)
+            if self._sessions.get(hello.facts.id) is live:
+                self._replace(live)
+                return
+
+    async def _answers(self, session: _Session) -> bool:
+        """Does the agent of this session live? Any agent answers a look into a log, be it that there is none."""
+        request_id = self._machine.fresh_hex(8)
+        send, receive = trio.open_memory_channel[m.LogChunk](1)
+        self._log_waiters[request_id] = (session.node, send)
+        try:
+            self.send_nowait(session.node, m.LogRequest(request_id, ReplicaId("")))
+            with trio.move_on_after(ANSWER_S):
+                await receive.receive()
+                return True
+        except (trio.EndOfChannel, Unavailable):  # it has ended meanwhile
+            return False
+        finally:
+            self._log_waiters.pop(request_id, None)
+            send.close()
+        return False
+
+    def _replace(self, session: _Session) -> None:
+        session.replaced = True
+        session.scope.cancel()
+
+    def _twice(self, kept: _Session, hello: m.AgentHello, channel: Channel) -> Conflict:
+        """What the newcomer is told. Said here once for each two."""
+        facts = hello.facts
+        same_machine = kept.boot_id == facts.boot_id
+        where = "on the same machine" if same_machine else "on another machine"
+        if self._twins.get(facts.id) != (kept.instance, hello.instance):
+            self._twins[facts.id] = (kept.instance, hello.instance)
+            text = (
+                f"two agents live under the id of node {kept.name}: the one at {kept.channel.peer} is kept, and the one at {channel.peer} "
+                f"{where}, which calls itself {facts.name}, is turned away"
+            )
+            self._events.record("node.twice", f"node/{kept.name}", text, Level.WARNING)
+            if not self._leadership.may_write:  # a standby's history is the log
+                log.warning(text, node=kept.name)
+        if same_machine:
+            return _Twin(
+                f"node id {facts.id} is in use by another agent {where}, at {kept.channel.peer}: this looks like a copy of its data "
+                "directory; end one of the two, or give this one a data_dir of its own, empty, and start it again",
+                code="node_twice",
+            )
+        return _Clone(
+            f"node id {facts.id} is in use by {kept.name} {where}, at {kept.channel.peer}: this looks like a cloned disk; "
+            "remove the node-id file in this agent's data directory and start it again",
+            code="cloned_identity",
+        )
 
     async def _serve(self, session: _Session, outbox: trio.MemoryReceiveChannel[m.ToAgent]) -> None:
         for hook in self._on_open:
@@ -264,3 +332,11 @@ class Sessions:
     def _same_node(self, session: _Session, node: NodeId) -> None:
         if node != session.node:
             raise Invalid(f"the session is of node {session.node}, the message of {node}", code="unexpected_message")
+
+
+class _Clone(Conflict):
+    """Another machine's agent lives under the same node id."""
+
+
+class _Twin(Conflict):
+    """Another agent of the same machine does. It may dial again: the other may have been ended meanwhile."""

@@ -23,6 +23,7 @@ from llmgw.domain.errors import Invalid, Unavailable
 from llmgw.domain.ports import Machine
 from llmgw.lease.record import LeaseRecord, decode, encode
 from llmgw.lease.store import Lost, Unknown
+from llmgw.settings.database_file import FILE_MODE, Contents, contents, create, look, transaction, turn_log_on
 from llmgw.settings.filesystem import network_file_system
 
 LEASE_FILE: Final = "lease.db"
@@ -31,8 +32,6 @@ BOOT_ID_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
 APPLICATION_ID: Final = 0x6C6C6C73  # "llls": tells a lease file from any other database
 SCHEMA: Final = 1
 BUSY_TIMEOUT_MS: Final = 1_000  # below the request time-out: a write takes about 1 ms, and a longer wait is no answer
-LOG_TRIES: Final = 20  # two that open a new file at once meet once or twice
-FILE_MODE: Final = 0o600
 NAME_BYTES_MAX: Final = 512  # of a lock: an owner id and a tenure
 _Identity = tuple[tuple[int, int] | None, tuple[int, int] | None]
 _FLOCK: Final = struct.Struct("hhqqi4x")  # type, whence, start, length, pid (0 for locks of an open file)
@@ -70,7 +69,7 @@ class LeaseFile:
         """
         with self._turn, self._translated():
             connection = self._open()
-            with _transaction(connection):
+            with transaction(connection):
                 row = connection.execute("SELECT record FROM lease WHERE role = ?", (role,)).fetchone()
                 if self._refused:
                     connection.pragma("user_version", SCHEMA)  # a real commit of one page, which changes no row
@@ -82,7 +81,7 @@ class LeaseFile:
         """Returns when the record is on the platter. Raises Lost, Unknown, Invalid."""
         with self._turn, self._translated():
             connection = self._open()
-            with _transaction(connection):
+            with transaction(connection):
                 row = connection.execute("SELECT record FROM lease WHERE role = ?", (role,)).fetchone()
                 current = None if row is None else _decoded(row[0])
                 if (None if current is None else _stamp(current)) != (None if expected is None else _stamp(expected)):
@@ -103,7 +102,9 @@ class LeaseFile:
             # Moved, replaced or deleted by hand. What is there now is what everybody else sees.
             self.close()
         if self._connection is None:
-            _create(self.path)
+            create(self.path)
+            if (found := look(self.path, BUSY_TIMEOUT_MS)) is not None:  # first of all: what is another's stays as it is
+                _refuse_foreign(found, self.path)
             self._connection = _connect(self.path)
             self._identity = _identity(self.path)
         return self._connection
@@ -189,11 +190,15 @@ class FileLeases:
         await self._machine.run_sync(lambda: self.file.replace(role, expected, new))
 
     async def check(self) -> None:
-        """Opens the file, once, at the start. Raises Invalid or Unavailable with what a person can repair."""
+        """Opens the file, once, at the start. Raises Invalid or Unavailable with what a person can repair.
+
+        A file that somebody keeps locked is none of that: it is waited for by whoever keeps or seeks the lease, as at any other time.
+        """
         try:
             await self._machine.run_sync(lambda: self.file.read(""))
         except Unknown as err:
-            raise Unavailable(f"the lease cannot be used: {err.why}", code="lease_unavailable") from err
+            if err.local_disk or err.fault:
+                raise Unavailable(f"the lease cannot be used: {err.why}", code="lease_unavailable") from err
 
     def close(self) -> None:
         self.file.close()
@@ -252,21 +257,6 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def _create(path: Path) -> None:
-    # By hand only when it is not there: closing another descriptor of an open database would drop SQLite's locks on it (POSIX).
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
-    except FileExistsError:
-        if not path.is_file():  # a pipe would be waited for without end
-            raise Invalid(f"the lease's path {path} is not a file", code="not_a_file") from None
-        return
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def _connect(path: Path) -> apsw.Connection:
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
@@ -276,11 +266,11 @@ def _connect(path: Path) -> apsw.Connection:
         keep = ctypes.c_int(1)
         connection.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(keep))
         connection.pragma("journal_size_limit", 0)  # emptied instead, by the last to close: no old log waits for a file put in place
-        _refuse_foreign(connection, path)
-        if (mode := _with_log(connection)) != "wal":
+        if (mode := turn_log_on(connection)) != "wal":
             raise Invalid(f"the file system of {path} does not allow a write-ahead log (SQLite stayed at {mode!r})")
         connection.pragma("synchronous", "FULL")
-        with _transaction(connection):
+        with transaction(connection):
+            _refuse_foreign(contents(connection), path)
             _prepare(connection, path)
     except BaseException:  # re-raised: only the half-open file is let go of
         connection.close()
@@ -288,34 +278,9 @@ def _connect(path: Path) -> apsw.Connection:
     return connection
 
 
-def _with_log(connection: apsw.Connection) -> object:
-    """Turns the write-ahead log on. SQLite itself does not wait where two do that to a new file at once."""
-    for _ in range(LOG_TRIES):
-        try:
-            return connection.pragma("journal_mode", "wal")
-        except apsw.BusyError:
-            with _transaction(connection):  # this waits for the other's turn
-                pass
-    return connection.pragma("journal_mode", "wal")
-
-
-@contextlib.contextmanager
-def _transaction(connection: apsw.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            with contextlib.suppress(apsw.Error):
-                connection.execute("ROLLBACK")
-
-
-def _refuse_foreign(connection: apsw.Connection, path: Path) -> None:
-    """Before anything of the file is changed. Raises Invalid."""
-    with connection:  # one look: of a file that is just being made, all of it or nothing
-        application, tables = connection.pragma("application_id"), list(connection.execute("SELECT 1 FROM sqlite_schema"))
-    if application != APPLICATION_ID and (application or tables):
+def _refuse_foreign(found: Contents, path: Path) -> None:
+    """Raises Invalid."""
+    if found.application_id != APPLICATION_ID and (found.application_id or found.tables):
         raise Invalid(f"{path} is another program's database, not a lease file", code="not_a_lease_file")
 
 

@@ -29,11 +29,13 @@ import structlog
 import trio
 
 from llmgw.domain.errors import Broken, Conflict, Invalid, LlmgwError, StaleEpoch, Unavailable
+from llmgw.domain.files import words
 from llmgw.domain.ids import OWNER_RANDOM_BYTES, OwnerId, holder_name, owner_id
 from llmgw.domain.lease import LeaseRole, Power
 from llmgw.domain.ports import Machine
 from llmgw.lease import rules
 from llmgw.lease.epoch_file import EPOCH_FILE, read_epoch, write_epoch
+from llmgw.lease.outage import LEASE_FAULT, Outage, Part
 from llmgw.lease.owner_file import OWNER_FILE, write_owner
 from llmgw.lease.record import RANDOM_BYTES, ROLE, LeaseRecord
 from llmgw.lease.rules import Candidate, Desk, Draw, LeaseView, PeerView, Phase, Rules
@@ -89,8 +91,9 @@ class _Proof:
 class LeaseKeeper:
     """One candidate for the lease. Everything but `run`, `prove`, `publish` and `wait_left` is a plain call that may come any time.
 
-    `place` is where the record is, for the owner file; `known_epoch` the highest epoch that the store's data has met. Whoever
-    runs it calls `step_down`, waits for `wait_left` and only then cancels `run`.
+    `place` is where the record is, for the owner file; `known_epoch` the highest epoch that the store's data has met; `outage`
+    tells of a store that does not answer, together with whoever else uses that storage. Whoever runs it calls `step_down`, waits
+    for `wait_left` and only then cancels `run`.
     """
 
     def __init__(
@@ -107,11 +110,13 @@ class LeaseKeeper:
         role: str = ROLE,
         known_epoch: int = 0,
         protect: Rules = rules.RULES,
+        outage: Outage | None = None,
     ) -> None:
         self._machine = machine
         self._store = store
         self._lock = lock or NoLock()
         self._work = work
+        self._outage = outage or Outage()
         self._role = role
         self._place = place
         self._epoch_file = data_dir / EPOCH_FILE
@@ -120,6 +125,7 @@ class LeaseKeeper:
         self._told: tuple[Phase, LeaseRole, int, str] = (Phase.FOLLOW, LeaseRole.FOLLOW, 0, "")
         self._trouble = ""
         self._not_ready = self._lock_trouble = ""  # what was told last
+        self._told_no_record = False
         self._silent_from_s: float | None = None  # the store has not answered since
         self._silent_to_writes = False  # what it did not answer was a write
         self._wake = trio.Event()
@@ -356,12 +362,25 @@ class LeaseKeeper:
             self._silent_to_writes |= of_write
             if self._silent_from_s is None:
                 self._silent_from_s = self._machine.now_s()
-                what = "the lease cannot be read" if trouble.fault else "the lease's store does not answer"
-                log.warning(f"{what}; whoever leads goes on", why=trouble.why)
+                self._outage.failed(Part.LEASE, trouble.why, self._silent_from_s, event=LEASE_FAULT if trouble.fault else "")
         elif self._silent_from_s is not None and (takes_writes or not self._silent_to_writes):
-            log.info("the lease's store answers again", after_s=round(self._machine.now_s() - self._silent_from_s, 1))
+            self._outage.works(Part.LEASE, self._machine.now_s())
             self._silent_from_s, self._silent_to_writes = None, False
         self._apply(outcome)
+        self._tell_if_no_record()
+
+    def _tell_if_no_record(self) -> None:
+        """Data whose lease has no record yet is waited with for as long as somebody may lead it who has not been seen."""
+        view = self._view
+        if view.seen is not None or view.trouble:
+            self._told_no_record = False
+        elif view.phase is Phase.FOLLOW and view.silent_since_s is not None and view.chance is None and not self._told_no_record:
+            self._told_no_record = True
+            log.info(
+                "no lease is known of this store yet; it is waited for, in case somebody leads",
+                wait_s=round(view.rules.wait_for_s(view.timings, None), 1),
+                why="the store has data, and nobody's lease beside it says that its last leader is gone",
+            )
 
     async def _check_disk(self, record: LeaseRecord) -> None:
         """A small write that is synced, once a renewal: a leader whose own disk is full or gone makes room for another."""
@@ -371,10 +390,10 @@ class LeaseKeeper:
         try:
             await self._machine.run_sync(lambda: write_owner(self._machine.disk, self._owner_file, record, self._role, self._place))
         except OSError as err:
-            if self._view.disk_failures == 0:
-                log.warning("the local disk does not take a write", file=str(self._owner_file), why=err.strerror or str(err))
+            self._outage.failed(Part.DATA_DIR, words(err), self._machine.now_s())
             self._apply(rules.LocalDiskFailed())
         else:
+            self._outage.works(Part.DATA_DIR, self._machine.now_s())
             self._apply(rules.LocalDiskFine())
         finally:
             self._checking_disk = False
@@ -453,6 +472,8 @@ class LeaseKeeper:
             self._trouble = view.trouble
             if view.trouble:
                 log.warning("this control plane does not compete for the lease", why=view.trouble)
+            else:
+                log.info("this control plane competes for the lease again")
         if view.phase not in rules.HOLDS:
             self._fail_proofs("this control plane does not hold the lease")
         if told == self._told:

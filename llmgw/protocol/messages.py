@@ -30,6 +30,8 @@ class AgentHello:
     """First message of a session. `cluster_id` is the pin ("" before first contact); `(epoch, owner)` the highest met (0, "").
 
     `wall_s` is the node's time of day, so that one whose clock is wrong is shown as such; nothing is judged by it. 0: not said.
+    `instance` is drawn at each start of the agent's process, so that two that live under one node id are told apart from one that
+    dials anew. "": not said, by an older build.
     """
 
     facts: NodeFacts
@@ -38,6 +40,7 @@ class AgentHello:
     owner: OwnerId
     protocol: int = PROTOCOL
     wall_s: float = 0.0
+    instance: str = ""
 
 
 @attrs.frozen

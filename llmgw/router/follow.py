@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, Protocol
@@ -28,6 +28,7 @@ from llmgw.domain.policy import Policy
 from llmgw.domain.ports import CatalogSink, EndpointSink, Machine, PolicySink, UsageSource
 from llmgw.protocol.channel import Channel, ChannelClosed
 from llmgw.protocol.codec import structure, unstructure
+from llmgw.protocol.losses import Loss
 from llmgw.protocol.messages import Goodbye, Message
 from llmgw.protocol.router_messages import (
     EPOCH_MAX,
@@ -48,6 +49,7 @@ from llmgw.protocol.router_messages import (
     UseOf,
     WakeModel,
 )
+from llmgw.protocol.side_by_side import until_one_ends
 from llmgw.router.lists import Observation, may_take, observed_list, unsettled_list
 from llmgw.router.metrics import Following
 from llmgw.settings.address import engine_url_fault
@@ -244,26 +246,26 @@ class Follower:
     async def _keep(self, url: str) -> None:
         """Dials again and again, with full jitter."""
         window_s = RECONNECT_S_FIRST
-        said = ""
+        loss = Loss()
         while True:
             wait_s: float | None = None
+            ended: LlmgwError | None = None
             welcomed = trio.Event()
             try:
                 async with self._dial(url) as channel:
                     await self._converse(channel, url, welcomed)
             except _TurnedAway as err:
-                why, wait_s = err.message, TURNED_AWAY_AGAIN_S
+                ended, wait_s = err, TURNED_AWAY_AGAIN_S
             except Denied as err:
-                why, wait_s = err.message, DENIED_AGAIN_S
+                ended, wait_s = err, DENIED_AGAIN_S
             except LlmgwError as err:
-                why = err.message
-            else:
-                why = "the session ended"
+                ended = err
             if welcomed.is_set():
-                window_s, said = RECONNECT_S_FIRST, ""
-            if why != said:
+                window_s = RECONNECT_S_FIRST
+                loss.over()
+            if loss.is_news(ended):
+                why = ended.message if ended is not None else "the session ended"
                 log.warning("no session with this control plane; the router serves what it has", url=url, why=why)
-                said = why
             await self._machine.sleep_until(self._machine.now_s() + (wait_s or self._machine.rng.uniform(0.0, window_s)))
             window_s = min(window_s * 2, RECONNECT_S_MAX)
 
@@ -282,25 +284,17 @@ class Follower:
         log.info("follows", url=url, cluster=welcome.cluster_id, server=welcome.owner, epoch=welcome.epoch, leads=welcome.leads)
         welcomed.set()
         session = _Session(url, channel.peer, self._machine.now_s())
-        ends: list[LlmgwError] = []
+        ours_to_end = True
         self._open.append(session)
         try:
-            async with trio.open_nursery() as nursery:
-
-                async def until_it_ends(work: Callable[[Channel, _Session], Awaitable[None]]) -> None:
-                    try:
-                        await work(channel, session)
-                    except LlmgwError as err:
-                        ends.append(err)
-                        nursery.cancel_scope.cancel()
-
-                nursery.start_soon(until_it_ends, self._report)
-                nursery.start_soon(until_it_ends, self._listen)
+            await until_one_ends(lambda: self._report(channel, session), lambda: self._listen(channel, session))
+        except LlmgwError:
+            ours_to_end = False
+            raise
         finally:
             self._open.remove(session)
-            if not ends:
+            if ours_to_end:
                 await self._part(channel, Goodbye("session_ends", "the router ends this session"))
-        raise ends[0]
 
     async def _shake_hands(self, channel: Channel) -> RouterWelcome:
         hello = RouterHello(

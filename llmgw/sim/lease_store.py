@@ -267,24 +267,31 @@ class SimLock:
 
 
 class SimLockClient:
-    """The port `HolderLock` of one process. `die` is what the kernel does when the process ends."""
+    """The port `HolderLock` of one process. `die` is what the kernel does when the process ends: it takes nothing after that."""
 
     def __init__(self, lock: SimLock) -> None:
         self._lock = lock
+        self._dead = False
 
     async def take(self, name: str, if_named: str | None) -> bool:
         return self.take_now(name, if_named)
 
     async def let_go(self) -> None:
-        self.die()
+        self._release()
 
     def take_now(self, name: str, if_named: str | None) -> bool:
         lock = self._lock
+        if self._dead:  # a task of it that has not been unwound yet
+            return False
         if lock.holder not in (None, self) or (if_named is not None and lock.name != if_named):
             return False
         lock.holder, lock.name = self, name
         return True
 
     def die(self) -> None:
+        self._dead = True
+        self._release()
+
+    def _release(self) -> None:
         if self._lock.holder is self:
             self._lock.holder = None

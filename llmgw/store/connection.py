@@ -18,6 +18,7 @@ import trio
 
 from llmgw.domain.errors import Broken, Invalid, StaleEpoch, Unavailable
 from llmgw.domain.files import STORAGE_UNAVAILABLE
+from llmgw.settings.database_file import create, look, transaction, turn_log_on
 from llmgw.settings.filesystem import network_file_system
 from llmgw.store import migrations
 from llmgw.store.rows import row
@@ -28,11 +29,9 @@ P = ParamSpec("P")
 MEMORY: Final = ":memory:"
 SQLITE_MIN: Final = (3, 51, 3)  # the first with the WAL-reset fix that several processes on one file need (control.md 3)
 BUSY_TIMEOUT_MS: Final = 5_000  # how long a write waits for another process's; a write takes about 1 ms
-LOG_TRIES: Final = 20  # two that open a new file at once meet once or twice
 READERS: Final = 3  # chosen: status, events and a page of models at once; more would only wait for the two cores
 RETRY_AFTER_S: Final = 5.0  # a full disk or a busy file is looked at again by whoever asks, not in a tight loop
 SIDE_FILES: Final = ("wal", "shm", "journal")  # SQLite's, beside the file
-FILE_MODE: Final = 0o600  # models may carry secrets in their environment; -wal and -shm take the same mode
 
 
 class Run(Protocol):
@@ -55,6 +54,7 @@ class Store:
         self._free_readers = list(connections.readers)
         self._readers = connections.readers
         self._trouble = ""
+        self._on_trouble: Callable[[str], None] = _nobody
         self._write_turn = trio.Lock()
         self._read_turns = trio.Semaphore(max(1, len(connections.readers)))
         self._closed = False
@@ -91,18 +91,25 @@ class Store:
 
     @property
     def schema(self) -> int:
-        """The number of the last migration that the file has seen; may be above this build's own."""
+        """The number of the last migration that the file had seen when it was last used; may be above this build's own."""
         return self._schema
 
     @property
     def may_write(self) -> bool:
-        """False where a newer build has changed the file so that this one may only follow."""
+        """False where a newer build has changed the file so that this one may only follow, as of when it was last used.
+
+        A newer build may do so while this one runs: each write, and each read, looks for itself.
+        """
         return self._may_write
 
     @property
     def trouble(self) -> str:
         """Why the last write did not reach the disk; empty once one has again. A person repairs it: a full disk, say."""
         return self._trouble
+
+    def watch(self, hook: Callable[[str], None]) -> None:
+        """`hook(trouble)` is called after each write that reached the disk ("") or did not, in place of whoever watched before."""
+        self._on_trouble = hook
 
     async def prove_writable(self) -> None:
         """A real commit that changes nothing but `trouble`. Raises `Unavailable`."""
@@ -145,13 +152,14 @@ class Store:
 
         def work() -> tuple[T, bool]:
             with translated(self.path):
-                if not self._may_write:
-                    raise Unavailable(
-                        f"the store is at schema {self._schema}, which this build (schema {migrations.SCHEMA}) may read but not write",
-                        code="schema_newer",
-                    )
                 before = self._writer.total_changes()
                 with immediate(self._writer):
+                    self._look_at_schema(self._writer)
+                    if not self._may_write:
+                        raise Unavailable(
+                            f"the store is at schema {self._schema}, which this build (schema {migrations.SCHEMA}) may read but not write",
+                            code="schema_newer",
+                        )
                     result = unit(self._writer)
                     self._check_identity()  # before the commit: a row written into a file that was moved away is a lost row
                 return result, changes or self._writer.total_changes() != before
@@ -163,9 +171,11 @@ class Store:
             except Unavailable as err:
                 if err.code == STORAGE_UNAVAILABLE:
                     self._trouble = str(err)
+                    self._on_trouble(self._trouble)
                 raise
             if written:  # a commit of nothing succeeds on a full disk too
                 self._trouble = ""
+                self._on_trouble("")
             return result
 
     async def read(self, unit: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -194,8 +204,19 @@ class Store:
     def _read(self, connection: apsw.Connection, unit: Callable[[apsw.Connection], T]) -> T:
         with translated(self.path):
             self._check_identity()
-            with _transaction(connection, "BEGIN"):
+            with transaction(connection, "BEGIN"):
+                self._look_at_schema(connection)
                 return unit(connection)
+
+    def _look_at_schema(self, connection: apsw.Connection) -> None:
+        """Inside the transaction that it is for. Raises `Unavailable` for a file that this build can no longer read."""
+        self._schema = migrations.version(connection)
+        self._may_write = self._schema <= migrations.SCHEMA or migrations.may_write(connection)
+        if self._schema > migrations.SCHEMA and not migrations.may_read(connection):
+            raise Unavailable(
+                f"the store is at schema {self._schema}, which this build (schema {migrations.SCHEMA}) cannot read: upgrade llmgw",
+                code="schema_newer",
+            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -210,10 +231,14 @@ class Store:
             )
 
 
+def _nobody(trouble: str) -> None:
+    """Watches a store that nobody else watches."""
+
+
 @contextlib.contextmanager
 def immediate(connection: apsw.Connection) -> Iterator[None]:
     """BEGIN IMMEDIATE … COMMIT, or ROLLBACK on any error: what was checked is still true when the rows are written."""
-    with _transaction(connection, "BEGIN IMMEDIATE"):
+    with transaction(connection, "BEGIN IMMEDIATE"):
         yield
 
 
@@ -296,7 +321,9 @@ def _open(path: str) -> _Connections:
     opened: list[apsw.Connection] = []
     try:
         with translated(path):
-            _create(path)
+            create(Path(path))
+            if (found := look(Path(path), BUSY_TIMEOUT_MS)) is not None:  # first of all: what is another's stays as it is
+                migrations.check_owner(found)
             opened.append(_connect(path))
             migrations.migrate(opened[0])
             if migrations.may_write(opened[0]):
@@ -315,15 +342,6 @@ def _open(path: str) -> _Connections:
         raise
 
 
-def _create(path: str) -> None:
-    # Only a file that is not there yet is opened by hand: closing a second descriptor of an open database would drop SQLite's
-    # locks on it (POSIX), and a file made by SQLite itself would have the umask's mode.
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
-    except FileExistsError:
-        return
-
-
 def _connect(path: str) -> apsw.Connection:
     connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE * (path == MEMORY))
     try:
@@ -331,7 +349,7 @@ def _connect(path: str) -> apsw.Connection:
         for option, value in _OPTIONS:
             connection.config(option, value)
         connection.pragma("trusted_schema", 0)
-        if path != MEMORY and (mode := _with_log(connection)) != "wal":
+        if path != MEMORY and (mode := turn_log_on(connection)) != "wal":
             raise Unavailable(
                 f"storage unavailable: the file system of {path} does not allow a write-ahead log (SQLite stayed at {mode!r})",
                 code=STORAGE_UNAVAILABLE,
@@ -341,17 +359,6 @@ def _connect(path: str) -> apsw.Connection:
         connection.close()
         raise
     return connection
-
-
-def _with_log(connection: apsw.Connection) -> object:
-    """Turns the write-ahead log on. SQLite itself does not wait where two do that to a new file at once."""
-    for _ in range(LOG_TRIES):
-        try:
-            return connection.pragma("journal_mode", "wal")
-        except apsw.BusyError:
-            with immediate(connection):  # this waits for the other's turn
-                pass
-    return connection.pragma("journal_mode", "wal")
 
 
 _OPTIONS: Final = (
@@ -384,20 +391,6 @@ def _inode(path: str) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
-
-
-@contextlib.contextmanager
-def _transaction(connection: apsw.Connection, begin: str) -> Iterator[None]:
-    connection.execute(begin)
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        # SQLite has ended the transaction itself after a full disk or an I/O error
-        if connection.in_transaction:
-            with contextlib.suppress(apsw.Error):
-                connection.execute("ROLLBACK")
-        raise
 
 
 def _check_epoch(connection: apsw.Connection, epoch: int) -> None:

@@ -16,12 +16,13 @@ from llmgw.store.connection import Store
 from llmgw.store.rows import rows
 
 KEEP_S: Final = 24 * 3600.0  # a client that retries does so within minutes; a day covers a person who comes back
+KEPT_MIN: Final = 10_000  # the newest stay whatever the clock says: one that is a day ahead would let orders be carried out twice
 KEY_BYTES_MAX: Final = 255
 
 
-async def trim(store: Store, epoch: int, now_wall_s: float) -> int:
-    """Drops answers that are older than a day; returns how many."""
-    return await store.write(_trim, epoch, now_wall_s - KEEP_S)
+async def trim(store: Store, epoch: int, now_wall_s: float, kept_min: int = KEPT_MIN) -> int:
+    """Drops answers that are older than a day, but for the newest `kept_min`; returns how many."""
+    return await store.write(_trim, epoch, now_wall_s - KEEP_S, kept_min)
 
 
 async def find(store: Store, key: str, request: str = "") -> Any | None:
@@ -62,8 +63,11 @@ def _keep(connection: apsw.Connection, epoch: int, key: str, request: str, answe
     remember(connection, key, answer, request, at_wall_s)
 
 
-def _trim(connection: apsw.Connection, epoch: int, before_wall_s: float) -> int:
-    connection.execute("DELETE FROM idempotency WHERE at_wall_s < ?", (before_wall_s,))
+def _trim(connection: apsw.Connection, epoch: int, before_wall_s: float, kept_min: int) -> int:
+    connection.execute(
+        "DELETE FROM idempotency WHERE at_wall_s < ? AND key NOT IN (SELECT key FROM idempotency ORDER BY at_wall_s DESC LIMIT ?)",
+        (before_wall_s, kept_min),
+    )
     return connection.changes()
 
 

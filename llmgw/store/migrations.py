@@ -14,7 +14,8 @@ import apsw
 import attrs
 
 from llmgw.domain.errors import Invalid
-from llmgw.store.rows import row, rows
+from llmgw.settings.database_file import Contents, contents
+from llmgw.store.rows import row
 
 APPLICATION_ID: Final = 0x6C6C6D67  # "llmg" in SQLite's header: another program's database is refused, not changed
 _LITESTREAM: Final = "_litestream"  # tables that a replicated file may hold beside ours
@@ -46,7 +47,7 @@ def migrate(connection: apsw.Connection, steps: Sequence[Step] = STEPS) -> None:
         connection.execute("BEGIN IMMEDIATE")  # taken before the version is read: of two first starts one waits for the other
         try:
             found = version(connection)
-            _check_owner(connection, found)
+            check_owner(contents(connection))
             if found >= ours:
                 connection.execute("ROLLBACK")
                 break
@@ -78,14 +79,18 @@ def may_write(connection: apsw.Connection, schema: int = SCHEMA) -> bool:
     return version(connection) <= schema or _limits(connection)[1] <= schema
 
 
+def may_read(connection: apsw.Connection, schema: int = SCHEMA) -> bool:
+    """May a build that knows `schema` read this file?"""
+    return version(connection) <= schema or _limits(connection)[0] <= schema
+
+
 def _limits(connection: apsw.Connection) -> tuple[int, int]:
     min_reader, min_writer = row(connection, "SELECT min_reader, min_writer FROM meta")
     return int(min_reader), int(min_writer)
 
 
-def _check_owner(connection: apsw.Connection, found: int) -> None:
-    application = int(connection.pragma("application_id"))
-    tables = [str(name) for (name,) in rows(connection, "SELECT name FROM sqlite_schema WHERE type = 'table'")]
-    foreign = [name for name in tables if not name.startswith((_LITESTREAM, "sqlite_"))]
-    if application != APPLICATION_ID and (application or found or foreign):
+def check_owner(found: Contents) -> None:
+    """Raises Invalid for the file of another program; an empty one is ours to fill."""
+    foreign = [name for name in found.tables if not name.startswith((_LITESTREAM, "sqlite_"))]
+    if found.application_id != APPLICATION_ID and (found.application_id or found.version or foreign):
         raise Invalid("the store's path names the database of another program; choose another path", code="not_our_database")

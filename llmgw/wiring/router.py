@@ -181,7 +181,6 @@ async def run_router(
             await stop.wait()
             notifier.stopping()
             await router.drain(machine.now_s() + router.policy.route.drain_s)
-            log.info("stopped")
             nursery.cancel_scope.cancel()
 
 

@@ -313,6 +313,50 @@ async def test_a_control_plane_of_another_cluster_gets_a_goodbye_and_is_tried_ag
         assert f"To move the node, stop its agent, remove {FOLDER / FILE} and start it again" in why
 
 
+async def test_a_lost_control_plane_is_one_warning_and_its_return_one_info(autojump_clock: object) -> None:
+    """Its end was met twice: the session ended, and then nobody listened at its address."""
+    world = World()
+    async with running(world):
+        end, _, _ = await world.hello()
+        with capture_logs() as logged:
+            for _ in range(2):
+                world.unreachable.add("http://a:1")
+                await end.close()
+                await trio.sleep(100)
+                world.unreachable.clear()
+                end, _, _ = await world.hello()
+    told = [(line["log_level"], line["event"]) for line in logged]
+    assert told == 2 * [("warning", "no session with this control plane"), ("info", "session open")]
+
+
+async def test_an_instance_is_one_process_over_all_its_sessions(autojump_clock: object) -> None:
+    instances = []
+    world = World()
+    for _ in range(2):
+        async with running(world):
+            end, first, _ = await world.hello()
+            await end.close()
+            _, again, _ = await world.hello()
+        assert first.instance == again.instance
+        instances.append(first.instance)
+    assert "" not in instances
+    assert instances[0] != instances[1]
+
+
+async def test_one_that_is_turned_away_as_a_copy_says_so_once_and_goes_on_dialling(autojump_clock: object) -> None:
+    world = World()
+    async with running(world):
+        with capture_logs() as logged:
+            for number in range(5):
+                end = await world.arrival()
+                await end.receive()
+                await end.send(Goodbye("node_twice", f"node id n is in use by another agent, at 127.0.0.1:{number}"))
+                await end.close()
+            await world.hello()
+    (why,) = [line["why"] for line in logged if line["event"] == "no session with this control plane"]
+    assert "in use by another agent" in why
+
+
 async def test_a_known_command_is_answered_with_its_stored_result_and_not_carried_out_again(autojump_clock: object) -> None:
     async with running(World()) as world:
         end, _, _ = await world.hello()

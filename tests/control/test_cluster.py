@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import attrs
 import pytest
 import trio
+from structlog.testing import capture_logs
 
+from llmgw.admin.api.leader import leader_view
 from llmgw.admin.api.models import list_models
 from llmgw.admin.api.status import status_view
 from llmgw.admin.views import problems as found_problems
 from llmgw.agent.fence import FILE as FENCE_FILE
-from llmgw.control.controller import Objects
+from llmgw.control.controller import Controller, Objects
+from llmgw.control.leadership import Candidacy
+from llmgw.control.sessions import ANSWER_S
 from llmgw.domain.endpoint import AbsenceReason, EndpointUse
 from llmgw.domain.errors import Conflict, Invalid, NotFound, PreconditionFailed, Unavailable
 from llmgw.domain.event import Level
 from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.domain.holds import Hold
-from llmgw.domain.ids import EndpointId
+from llmgw.domain.ids import ClusterId, EndpointId, OwnerId
 from llmgw.domain.lease import FencingToken
-from llmgw.domain.model import ReplicaCounts
-from llmgw.domain.node import NodeState
+from llmgw.domain.model import Catalog, ReplicaCounts
+from llmgw.domain.node import NodeFacts, NodeState
 from llmgw.domain.placed import Filter
 from llmgw.domain.replica import ReplicaState
+from llmgw.lease.outage import BACK
+from llmgw.lease.record import LeaseRecord
+from llmgw.lease.store import Unknown
 from llmgw.protocol import messages as m
+from llmgw.protocol.channel import ChannelClosed
 from llmgw.settings.schema import EngineSettings, ReconcileSettings, Settings
-from llmgw.sim.channel import channel_pair
+from llmgw.sim.channel import SimChannel, channel_pair
 from llmgw.sim.node import gpus
 from llmgw.sim.replicas import Behaviour
 from llmgw.store.connection import Store
@@ -691,6 +701,196 @@ def test_a_cloned_identity_a_foreign_cluster_and_a_taken_name_are_turned_away() 
         assert "belongs to node" in (await knock(m.AgentHello(attrs.evolve(facts, id="x"), "", 0, ""))).text
         assert "speaks protocol" in (await knock(m.AgentHello(facts, "", 0, "", protocol=99))).text
         assert controller.sessions.connected() == (node.id,)
+
+    run_world(main)
+
+
+class _Doubles:
+    """Processes that say they are node n1's agent, as the network shows them to the control plane."""
+
+    def __init__(self, world: World, facts: NodeFacts) -> None:
+        self.world, self.facts, self.controller = world, facts, world.control.controller
+
+    async def dial(self, instance: str, *, boot_id: str = "", answers: bool = True) -> tuple[SimChannel, m.Message]:
+        """The process's end of a new session, and the first word that it is told there. `answers`: it lives."""
+        mine, theirs = channel_pair(instance)
+        self.world.nursery.start_soon(self.controller.sessions.run, theirs)
+        facts = attrs.evolve(self.facts, boot_id=boot_id or self.facts.boot_id)
+        await mine.send(m.AgentHello(facts, "", 0, "", instance=instance))
+        first = await mine.receive()
+        if answers:
+            self.world.nursery.start_soon(self._live, mine)
+        return mine, first
+
+    async def _live(self, channel: SimChannel) -> None:
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                message = await channel.receive()
+                if isinstance(message, m.LogRequest):
+                    await channel.send(m.LogChunk(message.request_id, 0, 0, 0, "", error="there is none"))
+                await channel.send(m.Heartbeat(self.facts))
+
+    def peers(self) -> list[str]:
+        return list(self.controller.sessions.peers().values())
+
+
+def run_doubles(main: Callable[[_Doubles], Awaitable[None]]) -> None:
+    async def body(world: World) -> None:
+        await world.start_control()
+        node = await world.add_node("n1")
+        await world.wait(lambda: world.control.controller.sessions.connected() == (node.id,))
+        world.kill_agent("n1")
+        await world.wait(lambda: not world.control.controller.sessions.connected())
+        await main(_Doubles(world, node.facts()))
+
+    run_world(body)
+
+
+def test_of_two_agents_with_one_copied_data_directory_the_first_is_kept_and_it_is_said_once() -> None:
+    """They used to throw each other's session out in turns, for as long as both ran, without a word."""
+
+    async def main(doubles: _Doubles) -> None:
+        _, hello = await doubles.dial("first")
+        assert isinstance(hello, m.ServerHello)
+        with capture_logs() as logs:
+            for _ in range(5):
+                _, refused = await doubles.dial("copy")
+                assert isinstance(refused, m.Goodbye)
+                assert (refused.code, refused.final) == ("node_twice", False)
+                assert "copy of its data directory" in refused.text
+                assert "at first" in refused.text
+                assert "a data_dir of its own" in refused.text
+        assert doubles.peers() == ["first"]
+        assert not [entry for entry in logs if entry["event"] == "session closed"]
+        assert len([entry for entry in logs if entry["log_level"] == "warning"]) == 1
+        (event,) = [event for event in await doubles.world.store_events() if event.kind == "node.twice"]
+        assert (event.object, event.level) == ("node/n1", Level.WARNING)
+        assert "at first is kept" in event.text
+        assert "at copy on the same machine" in event.text
+
+    run_doubles(main)
+
+
+def test_a_copy_that_was_turned_away_is_let_in_once_the_first_has_ended() -> None:
+    async def main(doubles: _Doubles) -> None:
+        first, _ = await doubles.dial("first")
+        assert isinstance((await doubles.dial("copy"))[1], m.Goodbye)
+        await first.close()
+        await doubles.world.wait(lambda: not doubles.peers())
+        assert isinstance((await doubles.dial("copy"))[1], m.ServerHello)
+        # And whoever comes back then is the second of the two.
+        assert isinstance((await doubles.dial("first"))[1], m.Goodbye)
+        assert doubles.peers() == ["copy"]
+
+    run_doubles(main)
+
+
+def test_an_agent_that_dials_anew_replaces_its_half_open_session_at_once() -> None:
+    async def main(doubles: _Doubles) -> None:
+        await doubles.dial("first", answers=False)
+        begun_s = trio.current_time()
+        assert isinstance((await doubles.dial("first"))[1], m.ServerHello)
+        assert trio.current_time() - begun_s < 0.1
+
+    run_doubles(main)
+
+
+@pytest.mark.parametrize("boot_id", ["", "boot-after"], ids=["same run of the machine", "power cut"])
+def test_a_restarted_agent_does_not_wait_for_the_end_of_a_session_that_nobody_answers(boot_id: str) -> None:
+    """After a power cut it used to be taken for a cloned disk, and turned away for good."""
+
+    async def main(doubles: _Doubles) -> None:
+        await doubles.dial("first", answers=False)
+        begun_s = trio.current_time()
+        assert isinstance((await doubles.dial("second", boot_id=boot_id))[1], m.ServerHello)
+        assert trio.current_time() - begun_s <= ANSWER_S + 0.1
+        assert doubles.peers() == ["second"]
+
+    run_doubles(main)
+
+
+def test_an_agent_killed_and_started_again_is_let_in_at_once() -> None:
+    async def main(doubles: _Doubles) -> None:
+        first, _ = await doubles.dial("first", answers=False)
+        begun_s = trio.current_time()
+        await first.close()  # the kernel does, of a process that is gone
+        assert isinstance((await doubles.dial("second"))[1], m.ServerHello)
+        assert trio.current_time() - begun_s < 0.1
+
+    run_doubles(main)
+
+
+def test_while_a_leader_warms_its_owner_is_shown() -> None:
+    async def main(world: World) -> None:
+        controller = Controller(
+            world.machine,
+            await Store.open(":memory:", world.machine.run_sync),
+            Settings(),
+            Objects(Catalog()),
+            candidacy=Candidacy.sole(ClusterId("c1"), OwnerId("ctl-1"), Path("/data")),
+        )
+        go_on = trio.Event()
+
+        async def hold(epoch: int) -> None:
+            await go_on.wait()
+
+        controller.leadership.on_lead(hold)
+        world.nursery.start_soon(controller.run)
+        await world.wait(lambda: leader_view(controller)["role"] == "warming")
+        shown = leader_view(controller)
+        assert (shown["owner"], shown["holder"], shown["epoch"], shown["is_me"]) == ("ctl-1", "ctl", 1, False)
+        go_on.set()
+        await world.wait(lambda: leader_view(controller)["is_me"])
+
+    run_world(main)
+
+
+def test_storage_that_fails_as_a_whole_is_two_lines_though_an_engine_dies_meanwhile() -> None:
+    """A full disk told of itself three times: the lease's file, the store's watch, and the events that waited."""
+
+    async def main(world: World) -> None:
+        controller = await world.start_control(model("a"))
+        await world.add_node("n1")
+        await world.wait(lambda: len(world.served("a")) == 1)
+        full = Unavailable("storage unavailable: the disk is full", code=STORAGE_UNAVAILABLE)
+        lease, run = controller.leadership._keeper._store, world.store._run
+        alive = True
+
+        class Full:
+            async def read(self, role: str) -> LeaseRecord | None:
+                if not alive:
+                    raise Unknown("the disk is full", local_disk=True)
+                return await lease.read(role)
+
+            async def replace(self, role: str, expected: LeaseRecord | None, new: LeaseRecord) -> None:
+                if not alive:
+                    raise Unknown("the disk is full", local_disk=True)
+                await lease.replace(role, expected, new)
+
+        async def refuse(work: Callable[[], T]) -> T:
+            if not alive:
+                raise full
+            return await run(work)
+
+        controller.leadership._keeper._store, world.store._run = Full(), refuse
+        with capture_logs() as logs:
+            alive = False
+            await world.wait(lambda: not controller.leadership.confirmed(world.machine.now_s()))
+            (replica,) = world.ready("a")
+            world.nodes["n1"].replicas.crash(replica)
+            await world.wait(lambda: bool(world.store.trouble), "an event could not be stored")
+            await trio.sleep(60)
+            alive = True
+            await world.wait(lambda: not world.store.trouble and controller.leadership.confirmed(world.machine.now_s()))
+            await trio.sleep(30)
+        told = [
+            (entry["log_level"], entry["event"])
+            for entry in logs
+            if entry["log_level"] in ("warning", "error", "info") and "kind" not in entry
+        ]
+        assert told == [("warning", "the lease's store does not answer; whoever leads goes on"), ("info", BACK)]
+        assert next(entry["after_s"] for entry in logs if entry["event"] == BACK) > 60
+        await world.wait(lambda: len(world.served("a")) == 1)
 
     run_world(main)
 

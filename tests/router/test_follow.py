@@ -15,6 +15,7 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from llmgw.domain import lease
 from llmgw.domain.endpoint import Absence, AbsenceReason, Endpoint, EndpointList, EndpointUse, ListStamp
@@ -661,6 +662,24 @@ async def test_a_control_plane_behind_a_wall_is_told_of_once_however_long_each_t
         await trio.sleep(200)
     assert len(world.dialled) > 10
     assert capsys.readouterr().out.count("no session with this control plane") == 1
+
+
+async def test_a_lost_control_plane_is_one_warning_and_its_return_one_info(autojump_clock: object) -> None:
+    world = World()
+    async with running(world):
+        end, _ = await world.session()
+        await receive(end, RouterReport)
+        with capture_logs() as logged:
+            for _ in range(2):
+                world.unreachable.add(A)
+                await end.close()
+                await trio.sleep(100)
+                world.unreachable.clear()
+                end, _ = await world.session()
+                await receive(end, RouterReport)
+    told = [(line["log_level"], line["event"]) for line in logged]
+    lost = ("warning", "no session with this control plane; the router serves what it has")
+    assert told == 2 * [lost, ("info", "follows")]
 
 
 async def test_a_refused_token_is_tried_again_seldom_because_the_other_end_logs_it(autojump_clock: object) -> None:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import apsw
@@ -20,6 +21,7 @@ import trio
 from llmgw.domain.errors import Broken, Conflict, Invalid, StaleEpoch, Unavailable
 from llmgw.domain.event import Event
 from llmgw.domain.files import STORAGE_UNAVAILABLE
+from llmgw.lease.file import LeaseFile
 from llmgw.store import connection, events, meta
 from llmgw.store.connection import MEMORY, Store, check_library
 from tests.programs import skip
@@ -276,6 +278,44 @@ async def test_another_programs_database_is_refused_and_kept_as_it_is(tmp_path):
     again = apsw.Connection(str(path))
     assert again.execute("SELECT name FROM sqlite_schema").fetchall() == [("photos",)]
     again.close()
+
+
+def crash_with(path: Path, *statements: str) -> None:
+    """Another program that is killed in the middle: its log, or its journal, stays beside the file."""
+    code = "import os, sys, apsw\nc = apsw.Connection(sys.argv[1])\nfor one in sys.argv[2:]: c.execute(one)\nos._exit(0)"
+    subprocess.run([sys.executable, "-c", code, str(path), *statements], check=True)
+
+
+ROWS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 3000) INSERT INTO photos SELECT x || 'a photo' FROM n"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("CREATE TABLE photos (name TEXT)",),
+        ("PRAGMA journal_mode = wal", "CREATE TABLE photos (name TEXT)", ROWS),
+        # The cache is so small that changed pages are written before the end: a journal that must be rolled back.
+        ("CREATE TABLE photos (name TEXT)", ROWS, "PRAGMA cache_size = 2", "BEGIN", "UPDATE photos SET name = 'x'"),
+    ],
+    ids=["at rest", "with a log", "in the middle of a transaction"],
+)
+@pytest.mark.parametrize("opened", ["store", "lease"])
+async def test_not_a_byte_of_another_programs_database_is_changed(tmp_path, statements: tuple[str, ...], opened: str):
+    """Its log was turned on before it was asked whose it is."""
+    path = tmp_path / "photos.db"
+    crash_with(path, *statements)
+
+    def state() -> dict[str, str]:
+        # The index of a log is shared memory: every reader marks its place in it.
+        return {file.name: sha256(file.read_bytes()).hexdigest() for file in tmp_path.iterdir() if not file.name.endswith("-shm")}
+
+    before = state()
+    if opened == "store":
+        await expect_refused(path, Invalid, "another program")
+    else:
+        with pytest.raises(Invalid, match="another program"):
+            LeaseFile(path).read("control-plane")
+    assert state() == before
 
 
 async def test_what_is_no_file_and_a_missing_folder_are_told_apart(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from llmgw.domain.errors import Invalid, Unavailable
-from llmgw.store import migrations
+from llmgw.store import meta, migrations
 from llmgw.store.connection import Store
 from llmgw.store.migrations import APPLICATION_ID, SCHEMA, STEPS, Step, migrate, version
 
@@ -91,6 +91,37 @@ async def test_a_file_that_a_newer_build_left_readable_may_be_followed_but_not_w
     assert (store.schema, store.may_write) == (SCHEMA + 1, False)
     with pytest.raises(Unavailable, match=rf"schema {SCHEMA + 1}.*schema {SCHEMA}"):
         await store.claim_epoch(1, "ctl-1")
+    store.close()
+
+
+@pytest.mark.parametrize("step", [NEXT, UNREADABLE], ids=["for readers", "for nobody"])
+async def test_a_newer_build_may_take_the_right_to_write_from_one_that_runs(tmp_path, step: Step):
+    """It was read once, when the file was opened."""
+    path = tmp_path / "llmgw.db"
+    store = await Store.open(path, in_thread)
+    await store.claim_epoch(1, "ctl-1")
+    newer = apsw.Connection(str(path))
+    migrate(newer, (*STEPS, step))
+    newer.close()
+    with pytest.raises(Unavailable, match=rf"schema {SCHEMA + 1}.*schema {SCHEMA}") as refused:
+        await store.claim_epoch(2, "ctl-1")
+    assert (refused.value.code, store.may_write, store.trouble) == ("schema_newer", False, "")
+    if step is NEXT:
+        assert (await meta.load(store)).epoch == 1
+    else:
+        with pytest.raises(Unavailable, match="cannot read"):
+            await meta.load(store)
+    store.close()
+
+
+async def test_a_standby_that_only_reads_learns_of_a_newer_build(tmp_path):
+    path = tmp_path / "llmgw.db"
+    store = await Store.open(path, in_thread)
+    newer = apsw.Connection(str(path))
+    migrate(newer, (*STEPS, NEXT))
+    newer.close()
+    await meta.load(store)
+    assert (store.schema, store.may_write) == (SCHEMA + 1, False)
     store.close()
 
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import http.client
+import http.server
 import json
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
+import apsw
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from llmgw.admin.auth import CALLER, HOP, hash_token
 from llmgw.admin.peer_client import PRESENT_PATH, RELEASED_PATH
+from llmgw.lease.file import LEASE_FILE
+from llmgw.lease.outage import BACK
 from llmgw.settings.load import Role, load_bytes
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.server import CONTROL_TOKEN_FILE, Running, run_control_plane
@@ -22,29 +29,34 @@ LIMIT_S = 20.0
 MODEL = {"name": "m", "replicas": 1, "profile": [{"name": "p", "engine": "command", "command": ["/opt/engine"], "gpus": 0}]}
 
 
+def file_of(folder: Path, name: str, advertise: str = "") -> str:
+    return f"""
+        [server]
+        name = "{name}"
+        data_dir = "{folder / name}"
+        admin_listen = "127.0.0.1:0"
+        advertise = "{advertise}"
+        [store]
+        path = "{folder / "shared" / "llmgw.db"}"
+        [router]
+        listen = "127.0.0.1:0"
+        [lease]
+        ttl_s = 3
+        renew_s = 1
+        poll_s = 0.1
+        [auth]
+        required = false
+    """
+
+
 @asynccontextmanager
-async def pair(folder: Path) -> AsyncIterator[tuple[Running, Running]]:
+async def pair(folder: Path, advertise: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[tuple[Running, Running]]:
     """(the leader, the standby)."""
     (folder / "shared").mkdir()
     async with trio.open_nursery() as nursery:
         running = []
         for name in ("one", "two"):
-            text = f"""
-                [server]
-                name = "{name}"
-                data_dir = "{folder / name}"
-                admin_listen = "127.0.0.1:0"
-                [store]
-                path = "{folder / "shared" / "llmgw.db"}"
-                [router]
-                listen = "127.0.0.1:0"
-                [lease]
-                ttl_s = 3
-                renew_s = 1
-                poll_s = 0.1
-                [auth]
-                required = false
-            """
+            text = file_of(folder, name, advertise.get(name, ""))
             loaded = load_bytes(text.encode(), source="test", role=Role.SERVER)
             running.append(await nursery.start(run_control_plane, RealMachine(), loaded))
         yield running[0], running[1]
@@ -157,3 +169,55 @@ async def test_the_leader_hands_over_to_the_standby_and_stands_by(tmp_path: Path
         await until(lambda: bool(standby.controller.peers.standbys()), "the one before presents itself")
         shown = (await ask(leader, "GET", "/api/v1/leader"))[1]
         assert (shown["is_me"], shown["owner"], shown["role"]) == (False, standby.controller.leadership.owner, "follow")
+
+
+async def test_one_that_is_started_while_the_lease_is_locked_stands_by_until_it_is_free(tmp_path: Path):
+    """It used to end with exit 6, where one that runs already waits."""
+    async with pair(tmp_path):
+        pass
+    other = apsw.Connection(str(tmp_path / "shared" / LEASE_FILE))
+    other.execute("BEGIN IMMEDIATE")
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            loaded = load_bytes(file_of(tmp_path, "one").encode(), source="test", role=Role.SERVER)
+            running = await nursery.start(run_control_plane, RealMachine(), loaded)
+            assert (await ask(running, "GET", "/api/v1/leader"))[1]["role"] == "follow"
+            other.execute("ROLLBACK")
+            other.close()
+            await until(lambda: running.controller.leadership.is_leader, "it leads")
+            nursery.cancel_scope.cancel()
+    told = [(entry["log_level"], entry["event"]) for entry in logs if entry["event"].startswith(("the lease", "storage"))]
+    assert told == [("warning", "the lease's store does not answer; whoever leads goes on"), ("info", BACK)]
+
+
+async def test_an_answer_of_something_else_is_not_passed_on_as_the_leaders(tmp_path: Path):
+    """The port of a router in `advertise`: its 404 was what an operator got."""
+
+    class Router(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(404)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_PUT = do_GET = do_POST
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Router)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        wrong = f"http://127.0.0.1:{server.server_port}"
+        async with pair(tmp_path, advertise={"one": wrong}) as (leader, standby):
+            answer = await ask(standby, "PUT", "/api/v1/models/m", MODEL, **{"If-None-Match": "*"})
+            assert code(answer) == (503, "not_a_control_plane")
+            said = answer[1]["error"]["message"]
+            assert wrong in said
+            assert "no control plane's admin port" in said
+            assert (await ask(leader, "PUT", "/api/v1/models/m", MODEL, **{"If-None-Match": "*"}))[0] == 201, "nothing was carried out"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -10,6 +10,7 @@ from llmgw.control.controller import Controller
 from llmgw.control.peers import Presence
 from llmgw.domain.errors import Denied, Invalid
 from llmgw.domain.ids import OwnerId, holder_name
+from llmgw.domain.lease import LeaseRole
 from llmgw.store.admin_tokens import Role
 
 WORD_MAX: Final = 300  # characters of a text in a control plane's word
@@ -49,19 +50,23 @@ def routes(controller: Controller) -> tuple[Route, ...]:
 
 
 def leader_view(controller: Controller) -> dict[str, Any]:
-    """`owner` is null while nobody is known to lead. `power` is null where somebody else leads: that one knows."""
+    """`owner` is null while nobody is known to lead: who has taken the lease and gets ready is its owner already.
+
+    `power` is null where somebody else leads: that one knows.
+    """
     leadership = controller.leadership
     now_s = controller.machine.now_s()
     power = leadership.power(now_s)
     leads = leadership.is_leader
     record = leadership.record
     other = record if not leads and record is not None and not record.released and record.owner != leadership.owner else None
-    owner = leadership.owner if leads else other.owner if other is not None else None
+    holds = leads or leadership.role(now_s) is LeaseRole.WARMING
+    owner = leadership.owner if holds else other.owner if other is not None else None
     return {
         "cluster_id": leadership.cluster_id,
         "owner": owner,
         "holder": holder_name(owner) if owner is not None else None,
-        "epoch": leadership.epoch if leads else record.epoch if record is not None else 0,
+        "epoch": leadership.epoch if holds else record.epoch if record is not None else 0,
         "address": other.addr if other is not None else controller.address,
         "is_me": leads,
         "role": leadership.role(now_s).value,

@@ -1,4 +1,4 @@
-"""Two halves of a session that end together, with the error of whichever ended first."""
+"""The halves of a session, at either end of it: they end together, with the error of whichever ended first."""
 
 from __future__ import annotations
 
