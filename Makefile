@@ -70,12 +70,12 @@ deb: zipapp
 test-packages: zipapp deb
 	$(BIN)/python -m pytest -m packages tests/packages
 
-# About 20 minutes, alone on the machine.
 explore: $(VENV)/.dev
 	$(BIN)/python -m tests.property.explore $(SECONDS) $(FIRST)
 
+# About 25 minutes, alone on the machine.
 chaos: $(VENV)/.dev
-	LLMGW_CHAOS=full $(BIN)/python -m pytest tests/chaos/test_two_control_planes.py
+	LLMGW_CHAOS=full $(BIN)/python -m pytest tests/chaos/test_two_control_planes.py tests/chaos/test_acknowledged_writes.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -61,14 +61,22 @@ def wait_for(condition: Callable[[], Any], what: str, limit_s: float = WAIT_LIMI
     raise AssertionError(f"never came: {what}")
 
 
-class Program:
-    """One `llmgw` command as a process. `output` is everything it wrote so far, both streams."""
+ALTERED = Path(__file__).parent / "chaos" / "altered.py"
 
-    def __init__(self, args: Sequence[str], folder: Path, name: str, env: dict[str, str] | None = None) -> None:
+
+class Program:
+    """One `llmgw` command as a process. `output` is everything it wrote so far, both streams.
+
+    `altered` names what of it is not as shipped, as `tests/chaos/altered.py` knows it.
+    """
+
+    def __init__(
+        self, args: Sequence[str], folder: Path, name: str, env: dict[str, str] | None = None, altered: Sequence[str] = ()
+    ) -> None:
         self.log = folder / f"{name}.log"
         self.file = self.log.open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "llmgw", *args],
+            [sys.executable, *([str(ALTERED), *altered, "--"] if altered else ["-m", "llmgw"]), *args],
             stdin=subprocess.DEVNULL,
             stdout=self.file,
             stderr=subprocess.STDOUT,

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import apsw
+import psutil
 import pytest
 
 from tests.chaos import hash_engine
@@ -29,18 +31,39 @@ STREAM_S_MAX: Final = 60.0 if FULL else 3.0
 PLANES: Final = ("ctl-a", "ctl-b")
 NODES: Final = ("node-1", "node-2")
 ENGINE_PORTS: Final = 10
+NODE_LOST_AFTER_S: Final = 3.0
+RESTART_BACKOFF_S: Final = 0.5
 SPARE: Final = "spare"  # a model that no load is on: its engines may be killed
 
 
 class Plane:
-    """One control plane. `program` is its newest process."""
+    """One control plane on the store in the folder `store`. `program` is its newest process.
 
-    def __init__(self, name: str, folder: Path) -> None:
+    `tables` is the rest of its file, as TOML, and begins in [router]. `altered` may be set before it starts, as `Program` has it.
+    """
+
+    def __init__(self, name: str, folder: Path, store: Path, tables: str) -> None:
         self.name, self.folder = name, folder
+        self.altered: Sequence[str] = ()
         self.data_dir = folder / name
         self.port, self.router_port = free_port(), free_port()
         self.log = folder / f"{name}.log"
         self.programs: list[Any] = []  # Program, or what a Starter has started
+        self.file.write_text(
+            f"""
+[server]
+name = "{name}"
+data_dir = "{self.data_dir}"
+admin_listen = "127.0.0.1:{self.port}"
+[store]
+path = "{store}/llmgw.db"
+[auth]
+required = false
+[router]
+listen = "127.0.0.1:{self.router_port}"
+{tables}
+"""
+        )
 
     @property
     def program(self) -> Any:
@@ -55,6 +78,11 @@ class Plane:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def router_address(self) -> str:
+        """Of its embedded router."""
+        return f"127.0.0.1:{self.router_port}"
+
+    @property
     def token(self) -> str:
         return (self.data_dir / "admin-token").read_text().strip()
 
@@ -67,7 +95,7 @@ class Plane:
         return self.program.output
 
     def start(self) -> None:
-        self.programs.append(Program(["server", "--config", str(self.file)], self.folder, self.name))
+        self.programs.append(Program(["server", "--config", str(self.file)], self.folder, self.name, altered=self.altered))
 
     def wait_serving(self) -> None:
         wait_for(lambda: self.serves() or self.program.process.poll() is not None, f"{self.name} serves")
@@ -103,36 +131,23 @@ class Site:
         self.store.mkdir(exist_ok=True)
         self.marker = str(folder)
         self.ttl_s = ttl_s
-        self.planes = {name: Plane(name, folder) for name in PLANES}
-        self.programs: dict[str, Program] = {}
-        self.router_port = free_port()
-        self._others: list[Program] = []
-        for plane in self.planes.values():
-            plane.file.write_text(
-                f"""
-[server]
-name = "{plane.name}"
-data_dir = "{plane.data_dir}"
-admin_listen = "127.0.0.1:{plane.port}"
-[store]
-path = "{self.store}/llmgw.db"
-[router]
-listen = "127.0.0.1:{plane.router_port}"
-[auth]
-required = false
+        tables = f"""
 [lease]
 ttl_s = {ttl_s}
 renew_s = {renew_s}
 poll_s = {poll_s}
 [reconcile]
 heartbeat_s = 0.5
-node_lost_after_s = 3
+node_lost_after_s = {NODE_LOST_AFTER_S}
 grace_s = 5
-restart_backoff_s = [0.5]
+restart_backoff_s = [{RESTART_BACKOFF_S}]
 [route]
 drain_s = {STREAM_S_MAX + 5}
 """
-            )
+        self.planes = {name: Plane(name, folder, self.store, tables) for name in PLANES}
+        self.programs: dict[str, Program] = {}
+        self.router_port = free_port()
+        self._others: list[Program] = []
         urls = json.dumps([plane.url for plane in self.planes.values()])
         first = int(free_ports(ENGINE_PORTS * len(NODES)).partition("-")[0])  # the nodes are one machine: a range for each
         for index, node in enumerate(NODES):
@@ -260,34 +275,17 @@ token_file = "{self.store}/agent-token"
 
 
 class Pair:
-    """Two control planes alone, whose files hold the same model; nothing else knows of them."""
+    """Two control planes alone, without routers; nothing else knows of them. Each one's file holds a model."""
 
-    def __init__(self, folder: Path, lease: str = "") -> None:
-        """`lease` is the table of that name, for both."""
+    def __init__(self, folder: Path, lease: str = "", models: Sequence[str] = ("from-the-file",) * 2) -> None:
+        """`lease` is the table of that name, for both; `models` names the model of each."""
         self.folder = folder
         self.store = folder / "shared"
         self.store.mkdir(parents=True)
-        self.planes = [Plane(name, folder) for name in PLANES]
-        for plane in self.planes:
-            plane.file.write_text(
-                f"""
-[server]
-name = "{plane.name}"
-data_dir = "{plane.data_dir}"
-admin_listen = "127.0.0.1:{plane.port}"
-[store]
-path = "{self.store}/llmgw.db"
-[router]
-embedded = false
-{lease}
-[[model]]
-name = "from-the-file"
-replicas = {{ min = 0, max = 1, count = 0 }}
-[[model.profile]]
-engine = "command"
-command = ["/bin/true"]
-"""
-            )
+        self.planes = [
+            Plane(name, folder, self.store, f"embedded = false\n{lease}\n{model_table(model)}")
+            for name, model in zip(PLANES, models, strict=True)
+        ]
 
     def start(self) -> tuple[Plane, dict[str, Any]]:
         """As wait_agreed, of two that were just started."""
@@ -314,13 +312,37 @@ command = ["/bin/true"]
                 one.close()
 
 
-class Load:
-    """The load's process, and what it has told so far."""
+def model_table(name: str) -> str:
+    """A model that runs nowhere, as a file has it."""
+    return f"""
+[[model]]
+name = "{name}"
+replicas = {{ min = 0, max = 1, count = 0 }}
+[[model.profile]]
+engine = "command"
+command = ["/bin/true"]
+"""
 
-    def __init__(self, site: Site, number: int) -> None:
+
+def lease_record(store: Path) -> dict[str, Any]:
+    """What stands in the lease's file now."""
+    connection = apsw.Connection(str(store / "lease.db"))
+    try:
+        connection.set_busy_timeout(10_000)
+        (row,) = connection.execute("SELECT record FROM lease WHERE role = 'control-plane'").fetchall()
+    finally:
+        connection.close()
+    record: dict[str, Any] = json.loads(row[0])
+    return record
+
+
+class Load:
+    """The load's process, and what it has told so far. It asks the router at `address`."""
+
+    def __init__(self, site: Site, number: int, address: str) -> None:
         self.report = site.folder / f"load-{number}.json"
         self.log = site.folder / f"load-{number}.log"
-        args = [sys.executable, "-m", "tests.chaos.load", site.address, MODEL, f"{RATE}", f"{STREAM_S_MAX}", str(self.report)]
+        args = [sys.executable, "-m", "tests.chaos.load", address, MODEL, f"{RATE}", f"{STREAM_S_MAX}", str(self.report)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 args, cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -329,6 +351,12 @@ class Load:
     @property
     def told(self) -> dict[str, Any]:
         return json.loads(self.report.read_text()) if self.report.exists() else {"sent": 0, "answered": 0, "done": False}
+
+    @property
+    def counts(self) -> str:
+        """For a figure: how many requests failed, of how many."""
+        told = self.told
+        return f"{told['failed']} of {told['answered']:,}, {told['streams']:,} of them streams"
 
     def wait_more(self, count: float) -> None:
         """So many further requests have been answered."""
@@ -345,8 +373,9 @@ class Load:
 
 
 @contextlib.contextmanager
-def running_load(site: Site) -> Iterator[Load]:
-    load = Load(site, len(list(site.folder.glob("load-*.log"))))
+def running_load(site: Site, address: str = "") -> Iterator[Load]:
+    """On the site's router, or on the one at `address`. Ends when every request has been answered."""
+    load = Load(site, len(list(site.folder.glob("load-*.log"))), address or site.address)
     try:
         load.wait_more(RATE / 2)
         yield load
@@ -357,6 +386,33 @@ def running_load(site: Site) -> Iterator[Load]:
         if load.process.poll() is None:
             load.process.kill()
             load.process.wait(30)
+
+
+def freeze(plane: Plane, store: Path) -> None:
+    """SIGSTOP of its process, at an instant at which it has no lock of SQLite's: a frozen process keeps that, too."""
+    process = psutil.Process(plane.program.process.pid)
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: process.status() == psutil.STATUS_STOPPED, f"{plane.name} is frozen")
+        with contextlib.suppress(apsw.BusyError), locked(store / "lease.db", store / "llmgw.db", limit_s=2.0):
+            return
+        process.send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def locked(*paths: Path, limit_s: float = 10.0) -> Iterator[None]:
+    """Another process's writer, which does not let go. Raises apsw.BusyError when it does not come to it within the limit."""
+    connections = [apsw.Connection(str(path)) for path in paths]
+    try:
+        for connection in connections:
+            connection.set_busy_timeout(round(limit_s * 1000))
+            connection.execute("BEGIN IMMEDIATE")
+        yield
+    finally:
+        for connection in connections:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            connection.close()
 
 
 def since(begun_s: float) -> float:

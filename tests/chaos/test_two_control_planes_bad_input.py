@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 import pytest
 
-from tests.chaos.planes import Pair, Plane
+from tests.chaos.planes import Pair, Plane, lease_record
 from tests.programs import call, program, wait_for
 
 pytestmark = pytest.mark.slow
@@ -44,16 +44,8 @@ def edit(path: Path, statement: str, *values: Any) -> None:
     connection.close()
 
 
-def record_of(store: Path) -> dict[str, Any]:
-    connection = apsw.Connection(str(store / "lease.db"))
-    connection.set_busy_timeout(10_000)
-    (row,) = connection.execute("SELECT record FROM lease WHERE role = 'control-plane'").fetchall()
-    connection.close()
-    return json.loads(row[0])
-
-
 def put_record(store: Path, **changes: Any) -> None:
-    text = json.dumps({**record_of(store), **changes}).encode()
+    text = json.dumps({**lease_record(store), **changes}).encode()
     edit(store / "lease.db", "UPDATE lease SET record = ? WHERE role = 'control-plane'", text)
 
 
@@ -115,7 +107,7 @@ def test_beside_a_store_that_newer_builds_write_this_one_stands_by_and_says_so(p
     headers = {"authorization": f"Bearer {second.token}"}
     status, answer = call(f"127.0.0.1:{second.port}", "POST", "/api/v1/models/from-the-file/scale", {"count": 1}, headers)
     assert (status, answer["error"]["code"]) == (503, "no_leader")
-    assert record_of(pair.store)["epoch"] == before["epoch"]
+    assert lease_record(pair.store)["epoch"] == before["epoch"]
     assert len(second.log_of("does not compete for the lease")) == 1
 
 
@@ -139,6 +131,44 @@ def test_a_store_copied_from_another_machine_with_its_lease_is_led_at_once_above
         assert len(plane.admin.events("models.imported")) == 1
     finally:
         here.close()
+
+
+def test_a_copy_of_the_store_with_tokens_of_its_own_leads_the_same_cluster_and_takes_nothing_from_the_original(
+    pair: Pair, tmp_path: Path
+) -> None:
+    leader, before = pair.start()
+    _, args = agent(pair, "node-1")
+    with program(args, pair.folder, "node-1") as node:
+        wait_for(lambda: [node["state"] for node in leader.admin("GET", "/nodes")["nodes"]] == ["ready"], "the agent is there")
+        here = Pair(tmp_path / "copy")
+        shutil.copytree(pair.store, here.store, dirs_exist_ok=True)
+        put_record(here.store, boot_id="0d6a7d2e-another-machine")
+        for token in ("agent-token", "control-token"):
+            (here.store / token).unlink()
+        try:
+            there, view = here.start()
+            assert (view["epoch"], view["cluster_id"]) == (before["epoch"] + 1, before["cluster_id"])
+            assert [row["name"] for row in there.admin("GET", "/models")["models"]] == ["from-the-file"]
+            assert view["owner"] not in (before["owner"], None)
+            for token in ("agent-token", "control-token"):
+                assert (here.store / token).read_text() != (pair.store / token).read_text(), "it has made its own"
+            # Of the two clusters' tokens each is good for its own.
+            data_dir, args = agent(pair, "astray", here)
+            with program(args, pair.folder, "astray") as astray:
+                astray.wait_output("refused the agent's token")
+                assert not (data_dir / "fence.json").exists()
+            wait_for(lambda: there.leader()["standbys"], "its own standby presents itself")
+            assert [one["state"] for one in there.admin("GET", "/nodes")["nodes"]] in (["unknown"], ["lost"]), "nobody speaks for it here"
+            # The original goes on under its epoch, with its standby and its agent.
+            now, after = pair.wait_agreed()
+            assert (now, after["epoch"], after["owner"]) == (leader, before["epoch"], before["owner"])
+            assert [node["state"] for node in leader.admin("GET", "/nodes")["nodes"]] == ["ready"]
+            assert node.process.poll() is None
+            for count in (1, 0):
+                for one in (leader, there):
+                    one.admin("POST", "/models/from-the-file/scale", {"count": count})
+        finally:
+            here.close()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +221,7 @@ def test_a_lease_that_cannot_be_read_is_waited_for_and_the_leader_goes_on_with_w
     shared_pair: Pair, spoil: Callable[[Path], None]
 ) -> None:
     leader, view = shared_pair.wait_agreed()
-    good = record_of(shared_pair.store)
+    good = lease_record(shared_pair.store)
     spoil(shared_pair.store)
     wait_for(lambda: (now := leader.leader()) is not None and now["power"] == "unconfirmed", "the claim is no longer proven")
     assert leader.leader()["owner"] == view["owner"]
@@ -215,7 +245,7 @@ def delete_file(store: Path) -> None:
 
 
 def put_back_an_old_one_and_delete_the_lock(store: Path) -> None:
-    wait_for(lambda: record_of(store)["seq"] > 2, "there is an older one")
+    wait_for(lambda: lease_record(store)["seq"] > 2, "there is an older one")
     (store / "lease.lock").unlink()
     put_record(store, seq=1, write_id="rolled-back")
 
@@ -240,8 +270,8 @@ def test_a_stranger_written_over_the_lease_fences_the_leader_and_is_followed_aft
 # --- agents
 
 
-def agent(pair: Pair, name: str) -> tuple[Path, list[str]]:
-    """(its data directory, the arguments that start it)."""
+def agent(pair: Pair, name: str, other: Pair | None = None) -> tuple[Path, list[str]]:
+    """(its data directory, the arguments that start it). With the token of `pair` it goes to that pair, or to `other`."""
     data_dir = pair.folder / name
     data_dir.mkdir()
     file = pair.folder / f"{name}.toml"
@@ -249,7 +279,7 @@ def agent(pair: Pair, name: str) -> tuple[Path, list[str]]:
         f"""
 [agent]
 name = "{name}"
-control_planes = {json.dumps([plane.url for plane in pair.planes])}
+control_planes = {json.dumps([plane.url for plane in (other or pair).planes])}
 data_dir = "{data_dir}"
 token_file = "{pair.store}/agent-token"
 """
