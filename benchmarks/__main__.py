@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import fleet, planner, startup
+from benchmarks import fleet, guard, planner, startup
 from benchmarks.measure import Row
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -30,6 +30,8 @@ def main() -> int:
         folder = Path(name)
         print("planner …", file=sys.stderr)
         parts = [("The planner", planner.rows())]
+        print("guard …", file=sys.stderr)
+        parts.append(("What the guard adds to a request", guard.rows()))
         print("start-up …", file=sys.stderr)
         parts.append(("Start-up", startup.rows(folder)))
         print("a fleet of 1,000 nodes (about three minutes) …", file=sys.stderr)

@@ -1,15 +1,21 @@
-"""What a router must obey, as one immutable value: route settings, keys, limits and the guard's limits.
+"""What a router must obey, as one immutable value: route settings, keys, limits and the guard.
 
-In one process it is handed over by `Gate.replace`, in separate ones it is pushed; a request takes its reference once.
+In one process it is handed over by a call, in separate ones it is pushed; a request takes its reference once.
 """
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import attrs
 
-from llmgw.domain.setting import Applies, Scope, setting
+from llmgw.domain.errors import Fault
+from llmgw.domain.fold import fold
+from llmgw.domain.setting import Applies, Scope, needed_name_fault, setting, tables
 
 _C, _L = Scope.CLUSTER, Applies.LIVE
+_COUNT_MAX: Final = 1_000_000_000  # chosen: nobody counts so far, and a typo of three zeros is caught
 
 
 def _affinity_fault(value: str) -> str | None:
@@ -74,6 +80,69 @@ class RouteSettings:
     )
 
 
+def _regex_fault(value: str) -> str | None:
+    try:
+        re.compile(value)
+    except (re.error, RecursionError, OverflowError) as err:
+        return f"not a regular expression: {err}"
+    return None
+
+
+@attrs.frozen
+class GuardRule:
+    """`[[guard.rule]]`: what to look for in prompts or completions, and what then. Needs match or words.
+
+    `models` are names as clients say them: a model's own covers its aliases, an alias covers itself (as with the rights of keys).
+    `keys` are keys' names; only "*" covers callers without a key.
+    """
+
+    name: str = setting(
+        help="What the rule is called in answers, logs and metrics.",
+        scope=_C,
+        applies=_L,
+        check=needed_name_fault,
+        example="card-numbers",
+    )
+    on: str = setting("prompt", help="Where it looks.", scope=_C, applies=_L, choices=("prompt", "completion"))
+    match: str = setting("", help="A regular expression.", scope=_C, applies=_L, check=_regex_fault, example="\\b[0-9]{16}\\b")
+    words: tuple[str, ...] = setting((), help="Words or phrases, whatever their case.", scope=_C, applies=_L, example=("secret",))
+    action: str = setting("block", help="What happens to a hit.", scope=_C, applies=_L, choices=("block", "redact", "flag"))
+    models: tuple[str, ...] = setting(("*",), help='For these models; "*": all.', scope=_C, applies=_L)
+    keys: tuple[str, ...] = setting(("*",), help='For clients with these keys; "*": all.', scope=_C, applies=_L)
+
+    def faults(self, path: str) -> list[Fault]:
+        found = []
+        if not self.match and not self.words:
+            found.append(Fault(path, "needs match or words", (f"{path}.match", f"{path}.words")))
+        if any(not fold(word) for word in self.words):
+            found.append(Fault(f"{path}.words", "an empty word is found everywhere"))
+        if self.match and re.compile(self.match).search(""):
+            found.append(Fault(f"{path}.match", "matches the empty text, and so everything"))
+        return found
+
+
+@attrs.frozen
+class GuardPolicy:
+    """`[guard]`: what a request may hold. 0: no limit.
+
+    A policy that was pushed may hold words for `on` and `action` that only a later build knows.
+    """
+
+    max_messages: int = setting(2048, help="Messages of one request; 0: no limit.", scope=_C, applies=_L, low=0, high=_COUNT_MAX)
+    max_output_tokens: int = setting(0, help="Tokens a request may ask for; 0: no limit.", scope=_C, applies=_L, low=0, high=_COUNT_MAX)
+    max_images: int = setting(0, help="Images of one request; 0: no limit.", scope=_C, applies=_L, low=0, high=_COUNT_MAX)
+    rule: tuple[GuardRule, ...] = tables("Rules on what prompts and completions hold.")
+
+    def faults(self, path: str) -> list[Fault]:
+        found = []
+        seen: dict[str, str] = {}
+        for index, rule in enumerate(self.rule):
+            at = f"{path}.rule[{index}].name"
+            if (first := seen.setdefault(rule.name, at)) != at:
+                found.append(Fault(at, f"the rule {rule.name!r} is there twice", (at, first)))
+        return found
+
+
 @attrs.frozen
 class ApiKey:
     """A client's key: only its hash is kept. `models` names what it may use ("*": all); limits of 0 are "none set".
@@ -101,3 +170,4 @@ class Policy:
     auth_required: bool = True
     keys: tuple[ApiKey, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    guard: GuardPolicy = GuardPolicy()

@@ -12,6 +12,7 @@ from typing import Any, Final
 import attrs
 
 META: Final = "llmgw.setting"
+TABLE: Final = "llmgw.table"  # the metadata of a field that is a table, an array of tables or a table of tables
 
 
 class Scope(enum.Enum):
@@ -69,3 +70,20 @@ def setting(
     if factory is not None:
         return attrs.field(factory=factory, metadata={META: meta}, repr=not secret)
     return attrs.field(default=default, metadata={META: meta}, repr=not secret)
+
+
+def tables(help: str) -> Any:
+    """A field that is a `[[list]]` of tables."""
+    return attrs.field(factory=tuple, metadata={TABLE: help})
+
+
+def name_fault(value: str) -> str | None:
+    """What is wrong with a name that people and logs are to see, or None. The empty one is not at fault."""
+    if len(value) > 128 or any(c <= " " or c == "\x7f" for c in value):
+        return f"expected a name of at most 128 characters without spaces, not {value!r}"
+    return None
+
+
+def needed_name_fault(value: str) -> str | None:
+    """The same, where there must be one."""
+    return name_fault(value) if value else "must not be empty"

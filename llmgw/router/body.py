@@ -118,22 +118,43 @@ def _decode_plainly(body: bytes) -> _Asked:
 
 
 def _where(body: bytes) -> tuple[int, int] | None:
-    r"""Where the value of the top level's `model` stands. Raises Invalid when a name that matters is there twice.
+    """Where the value of the top level's `model` stands. Raises Invalid when a name that matters is there twice.
 
     The scan is skipped where it can find nothing new: `"model"` and the others stand at most once in the whole body, and no
-    key can be written in another way, because there is no `\u` at all.
+    key can be written in another way.
     """
-    if b"\\u" not in body and body.count(b'"model"') == 1 and all(body.count(b'"%b"' % name) <= 1 for name in _NAMED[1:]):
+    if not may_escape_names(body) and body.count(b'"model"') == 1 and all(body.count(b'"%b"' % name) <= 1 for name in _NAMED[1:]):
         pair = _MODEL_PAIR.search(body)
         return None if pair is None else pair.span(1)
     spans: dict[bytes, tuple[int, int]] = {}
     for name, start, end in top_level(body):
         if name in _NAMED:
             if name in spans:
-                text = name.decode()
-                raise Invalid(f"{text} is there twice in the request body", param=text, code="duplicate_key")
+                raise duplicate(name.decode())
             spans[name] = (start, end)
     return spans.get(b"model")
+
+
+def may_escape_names(body: bytes) -> bool:
+    r"""May a name of ours be there in another way than it is usually written? They are of a-z and `_`: \u005f, \u0061 to \u007a."""
+    return b"\\u00" in body and any(mark in body for mark in (b"\\u005", b"\\u006", b"\\u007"))
+
+
+def duplicate(name: str) -> Invalid:
+    """A name that is there twice, where engines differ in which of both they take."""
+    return Invalid(f"{name} is there twice in the request body", param=name, code="duplicate_key")
+
+
+def named_twice(body: bytes, names: tuple[bytes, ...]) -> str | None:
+    """The first of `names` that the top level has twice. `body` must be a valid JSON object."""
+    if not may_escape_names(body) and all(body.count(b'"%b"' % name) <= 1 for name in names):
+        return None
+    seen: set[bytes] = set()
+    for name, _, _ in top_level(body):
+        if name in names and name in seen:
+            return name.decode()
+        seen.add(name)
+    return None
 
 
 def top_level(body: bytes) -> list[tuple[bytes, int, int]]:

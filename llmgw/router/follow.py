@@ -50,6 +50,7 @@ from llmgw.protocol.router_messages import (
     WakeModel,
 )
 from llmgw.protocol.side_by_side import until_one_ends
+from llmgw.router.gate import not_in_force
 from llmgw.router.lists import Observation, may_take, observed_list, unsettled_list
 from llmgw.router.metrics import Following
 from llmgw.settings.address import engine_url_fault
@@ -71,6 +72,7 @@ WITHDRAWN_LOOK_S: Final = 0.1  # between looks at requests that still run at wit
 DISK_AGAIN_S: Final = 5.0  # between tries to write to a disk that refused
 FAULTS_MAX: Final = 10  # malformed messages in one session before it is ended
 LOGGED_CHARACTERS_MAX: Final = 300  # of somebody else's text
+LOGGED_RULES_MAX: Final = 20  # names of guard rules in one line
 QUEUE_MAX: Final = 100  # refusals and wishes to wake that wait for one control plane; the oldest go first
 WITHDRAWN_MAX: Final = 1000  # endpoints remembered as withdrawn by a leader: hours of a busy cluster's changes
 TTL_S_LOW, TTL_S_HIGH = 2.0, 300.0  # the range of `lease.ttl_s`
@@ -371,7 +373,7 @@ class Follower:
                     await self._lead(token, policy=policy)
                     if changed:
                         self._set_policy(policy)
-                        log.info("a policy is in force", keys=len(policy.keys), epoch=token.epoch)
+                        log.info("a policy is in force", keys=len(policy.keys), guard_rules=len(policy.guard.rule), epoch=token.epoch)
             case Standing(token, _, ttl_s):
                 self._take_ttl(ttl_s)
                 if token is None:
@@ -457,6 +459,9 @@ class Follower:
 
     def _set_policy(self, policy: Policy) -> None:
         self._router.set_policy(attrs.evolve(policy, cors_origins=self._cors_origins))
+        left = not_in_force(policy.guard)
+        if left:  # its control planes may be of a later build
+            log.warning("guard rules that this build does not enforce, or not wholly", rules=left[:LOGGED_RULES_MAX], count=len(left))
 
     def _act(self) -> None:
         """Hands the router the list that counts now: a leader's, or that list as a standby sees it."""

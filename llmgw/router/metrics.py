@@ -1,6 +1,6 @@
 """What the router counts, as plain integers, and how /metrics shows it. Counting is cheap; rendering is done when asked.
 
-Label values come only from the routing table: a client's invented model name never becomes one.
+Label values come only from the routing table and the policy: a client's invented model name never becomes one.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class Metrics:
         self.streams_broken = 0
         self.surplus = 0  # engine connections dropped for bytes beyond an answer's end
         self.log_dropped = 0
+        self.guard_hits: dict[tuple[str, str], int] = {}  # by rule and action
+
+    def hit(self, rule: str, action: str) -> None:
+        self.guard_hits[rule, action] = self.guard_hits.get((rule, action), 0) + 1
 
     def finished(self, model: str, status: int, total_s: float, ttft_s: float | None) -> None:
         pair = (model, status)
@@ -141,6 +145,11 @@ def render(
         ("llmgw_log_lines_dropped", "Access-log lines dropped because nobody read them.", metrics.log_dropped),
     ):
         families.append(CounterMetricFamily(counter, text, value=number))
+
+    hits = CounterMetricFamily("llmgw_guard_hits", "Requests in which a guard rule found something.", labels=["rule", "action"])
+    for (rule, action), count in metrics.guard_hits.items():
+        hits.add_metric([rule, action], count)
+    families.append(hits)
 
     if following is not None:
         sessions = GaugeMetricFamily("llmgw_router_session", "1 while a session with this control plane is open.", labels=["control_plane"])

@@ -25,6 +25,7 @@ from llmgw.router.body import Asked, inflate, is_json, read_body
 from llmgw.router.breaker import Outcome
 from llmgw.router.choose import Choice, Shortage, Why, choose
 from llmgw.router.families import Family, Problem, Route, cut, error_body, error_event, family_of, problem_of
+from llmgw.router.gate import BLOCK, Guard
 from llmgw.router.http1 import Head, Request, RequestReader, ResponseReader
 from llmgw.router.keys import ANONYMOUS
 from llmgw.router.relay import READS_PER_TURN, BytesRelay, End, Ended, EventRelay, pull
@@ -64,7 +65,7 @@ class Exchange:
     """One request and what became of it: what the log line and the metrics are made of."""
 
     __slots__ = (
-        "attempts", "close_after", "cors", "endpoint", "family", "first_s", "head", "id", "key", "model", "model_label", "path",
+        "attempts", "close_after", "cors", "endpoint", "family", "first_s", "flags", "head", "id", "key", "model", "model_label", "path",
         "reason", "started_s", "status", "stream",
     )  # fmt: skip
 
@@ -83,6 +84,7 @@ class Exchange:
         self.stream = False
         self.first_s: float | None = None
         self.reason = ""
+        self.flags: tuple[str, ...] = ()  # guard rules that found something and let it pass
         self.attempts = 0
         self.close_after = head is None or head.close
 
@@ -529,7 +531,7 @@ class Connection(Waiter):
 
     async def _relay_request(self, request: Request, exchange: Exchange) -> None:
         router = self.router
-        policy = router.policy
+        policy, guard = router.policy, router.gate.guard
         route = router.route_of(exchange.path)
         assert route is not None  # admitted
         key = router.authenticate(request.head)
@@ -541,6 +543,7 @@ class Connection(Waiter):
         exchange.stream = asked.stream
         target = self._target(asked.model, key)
         exchange.model_label = target.model
+        self._judge(exchange, guard, route, asked, target, key)
         self._total_deadline_s = exchange.started_s + policy.route.total_timeout_s
         if asked.stream and policy.route.sse_comment_interval_s:
             self._comment_due_s = exchange.started_s + policy.route.sse_comment_interval_s
@@ -575,6 +578,17 @@ class Connection(Waiter):
         if not target.allowed(key):
             raise _NotAllowed(name)
         return target
+
+    def _judge(self, exchange: Exchange, guard: Guard, route: Route, asked: Asked, target: Target, key: ApiKey) -> None:
+        """Raises Invalid where the guard refuses."""
+        judged = guard.admit(route, asked.body, (target.model, target.name), key.name)
+        for rule, action in judged.hits:
+            self.router.metrics.hit(rule, action)
+        exchange.flags = judged.flags
+        if judged.refusal is not None:
+            blocked = next((rule for rule, action in judged.hits if action == BLOCK), "")
+            exchange.reason = f"block:{blocked}" if blocked else ""
+            raise judged.refusal
 
     # --- trying endpoints
 

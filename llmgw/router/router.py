@@ -25,6 +25,7 @@ from llmgw.domain.policy import ApiKey, Policy
 from llmgw.domain.ports import Machine, Wake
 from llmgw.router import access_log
 from llmgw.router.families import NOT_OFFERED, ROUTES, Problem, Route, cut, not_offered, problem_of
+from llmgw.router.gate import Gate
 from llmgw.router.http1 import Head
 from llmgw.router.keys import Keyring
 from llmgw.router.limits import Parallel
@@ -70,6 +71,7 @@ class Router:
         """
         self.machine = machine
         self.policy = policy
+        self.gate = Gate(policy)
         self.table: RoutingTable = EMPTY
         self.hangups = Hangups()
         self.metrics = Metrics()
@@ -159,6 +161,7 @@ class Router:
     def set_policy(self, policy: Policy) -> None:
         """In force for the next request; those that run finish under theirs."""
         self._keyring = Keyring.of(policy)
+        self.gate.replace(policy)
         self.policy = policy
 
     # --- what goes back
@@ -374,7 +377,7 @@ class Router:
                 exchange.first_s,
                 total_s,
                 exchange.id,
-                exchange.reason or "ok",
+                _with_flags(exchange) if exchange.flags else exchange.reason or "ok",
             )
         )
 
@@ -428,6 +431,10 @@ def _nothing() -> None:
 
 def _nobody_wakes(model: str) -> None:
     """A router on a static list has nobody to tell, and in a control plane's own process the planner sees for itself."""
+
+
+def _with_flags(exchange: Exchange) -> str:
+    return ",".join((exchange.reason or "ok", *(f"flag:{name}" for name in exchange.flags)))
 
 
 def _path(head: Head) -> str:

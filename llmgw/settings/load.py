@@ -41,7 +41,8 @@ class Role(enum.Enum):
 class Loaded:
     """A file's values. `given` are the dotted paths that stand in it; `sha256` is of its text, to notice a change.
 
-    `cluster_keys` are those of `given` that a store's document replaces.
+    `cluster_keys` are those of `given` that a store's document replaces, `cluster_values` what stands there, as plain data.
+    `habits` are cluster keys (`table.key`) whose default is another in this process, and by how it was started.
     """
 
     settings: Settings
@@ -53,7 +54,9 @@ class Loaded:
     path: Path | None = None
     given: frozenset[str] = frozenset()
     cluster_keys: tuple[str, ...] = ()
+    cluster_values: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
     sha256: str = ""
+    habits: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
@@ -78,7 +81,7 @@ def policy_of(settings: Settings, keys: tuple[ApiKey, ...]) -> Policy:
         )
         for key in keys
     )
-    return Policy(settings.route, settings.auth.required, limited, settings.router.cors_origins)
+    return Policy(settings.route, settings.auth.required, limited, settings.router.cors_origins, settings.guard)
 
 
 def load_file(path: Path, *, role: Role | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
@@ -137,6 +140,7 @@ def load_text(text: str, *, source: str, role: Role | None = None, environ: Mapp
         source=source,
         given=frozenset(given),
         cluster_keys=tuple(path for path in given if _scope_of(path) is Scope.CLUSTER),
+        cluster_values={table: value for table, value in settings_raw.items() if table_scope(table) is Scope.CLUSTER},
         sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
     )
 

@@ -9,13 +9,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from llmgw.domain.model import ModelSpec
-from llmgw.domain.policy import ApiKey
+from llmgw.domain.policy import ApiKey, GuardRule
 from llmgw.settings.schema import Settings
 
 # Paths, or their beginnings up to a dot.
 KEYS: Final = (
-    "rollout.",
-    "guard.",
     "usage.",
     "notify.",
     "reconcile.brake.",
@@ -34,10 +32,21 @@ def warnings_of(given: Iterable[str], settings: Settings, models: Iterable[Model
     asked = [path for path in given if any(path == key or (key.endswith(".") and path.startswith(key)) for key in KEYS)]
     found = [f"{path} has no effect in this build yet" for path in asked if not _is_default(path, settings)]
     found += [f"model {model.name!r}: idle_stop_s has no effect in this build yet" for model in models if model.idle_stop_s]
+    for rule in settings.guard.rule:
+        found += [f"guard.rule {rule.name!r}: {part} has no effect in this build yet" for part in _later_parts(rule)]
     for key in keys:
         if key.requests_per_minute or key.tokens_per_minute:
             found.append(f"auth.key {key.name!r}: limits per minute are not enforced by this build yet")
     return found
+
+
+def _later_parts(rule: GuardRule) -> list[str]:
+    """What of a rule the router does not enforce yet; whatever else it says is in force."""
+    if rule.on == "completion":
+        return ['on = "completion", and so the whole rule,']
+    if rule.action == "redact":
+        return ['action = "redact", and so the whole rule,']
+    return ["match"] if rule.match else []
 
 
 def _is_default(path: str, settings: Settings) -> bool:

@@ -1,8 +1,8 @@
 """Every setting, declared once: type, unit, range, default, scope, when it applies, help.
 
-The loader, `llmgw check`, the example file and the reference page all read this. Nothing here reads a file. `[route]` is
-declared in `domain.policy`, because a router obeys it. Tables that a later release brings into force are declared too, so
-that a file written for it is held to the same rules now.
+The loader, `llmgw check`, the example file and the reference page all read this. Nothing here reads a file. `[route]` and
+`[guard]` are declared in `domain.policy`, because a router obeys them. Tables that a later release brings into force are
+declared too, so that a file written for it is held to the same rules now.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import attrs
 from llmgw.domain.errors import Fault
 from llmgw.domain.event import Level
 from llmgw.domain.model import ENGINES, PLACE_HOLDERS, ModelKind
-from llmgw.domain.policy import RouteSettings
-from llmgw.domain.setting import META, Applies, Scope, SettingMeta, setting
+from llmgw.domain.policy import GuardPolicy, RouteSettings
+from llmgw.domain.setting import META, TABLE, Applies, Scope, SettingMeta, name_fault, needed_name_fault, setting, tables
 from llmgw.settings import address as addresses
 from llmgw.settings import secrets
 
@@ -28,7 +28,6 @@ _M, _C, _O = Scope.MACHINE, Scope.CLUSTER, Scope.OBJECT
 _LIVE, _RESTART = Applies.LIVE, Applies.RESTART
 
 NAMES: Final = "llmgw.names"  # the metadata of a table of tables: the names it may hold
-TABLE: Final = "llmgw.table"  # the metadata of a field that is a table, an array of tables or a table of tables
 
 # Chosen: nobody waits longer than a day for one step, and a typo of three zeros is caught.
 _DAY_S: Final = 86_400
@@ -62,11 +61,6 @@ def _table(cls: type, help: str) -> Any:
     return attrs.field(factory=cls, metadata={TABLE: help})
 
 
-def _tables(help: str) -> Any:
-    """A field that is a `[[list]]` of tables."""
-    return attrs.field(factory=tuple, metadata={TABLE: help})
-
-
 def _no_engines() -> Mapping[str, Any]:
     return MappingProxyType({})
 
@@ -83,19 +77,9 @@ def _needed_path_fault(value: str) -> str | None:
     return "must not be empty" if not value else _path_fault(value)
 
 
-def _name_fault(value: str) -> str | None:
-    if len(value) > 128 or any(c <= " " or c == "\x7f" for c in value):
-        return f"expected a name of at most 128 characters without spaces, not {value!r}"
-    return None
-
-
-def _needed_name_fault(value: str) -> str | None:
-    return _name_fault(value) if value else "must not be empty"
-
-
 def _labels_fault(value: Mapping[str, str]) -> str | None:
     for name, text in value.items():
-        if (reason := _needed_name_fault(name) or _name_fault(text)) is not None:
+        if (reason := needed_name_fault(name) or name_fault(text)) is not None:
             return f"label {name!r}: {reason}"
     return None
 
@@ -105,7 +89,7 @@ class ServerSettings:
     """`[server]`: the control plane of this machine."""
 
     name: str = setting(
-        "", help="What this control plane is called; empty: the machine's host name.", scope=_M, check=_name_fault, example="ctl-1"
+        "", help="What this control plane is called; empty: the machine's host name.", scope=_M, check=name_fault, example="ctl-1"
     )
     data_dir: str = setting(
         "/var/lib/llmgw", help="Owner, epoch and token files, caches, logs. One running process each.", scope=_M, check=_needed_path_fault
@@ -158,7 +142,7 @@ class StoreSettings:
     s3_endpoint: str = setting(
         "", help="The object store's address; empty: AWS.", scope=_M, check=addresses.optional_url_fault, example="https://s3.example:9000"
     )
-    s3_region: str = setting("us-east-1", help="The object store's region.", scope=_M, check=_name_fault)
+    s3_region: str = setting("us-east-1", help="The object store's region.", scope=_M, check=name_fault)
     s3_credentials: str = setting(
         "env",
         help='"env": AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN; or "file:/PATH".',
@@ -211,7 +195,7 @@ class RouterSettings:
 class AgentSettings:
     """`[agent]`: this machine as a node."""
 
-    name: str = setting("", help="What this node is called; empty: the machine's host name.", scope=_M, check=_name_fault, example="gpu-1")
+    name: str = setting("", help="What this node is called; empty: the machine's host name.", scope=_M, check=name_fault, example="gpu-1")
     control_planes: tuple[str, ...] = setting(
         (), help="The agent keeps a session with each of these.", scope=_M, check=addresses.urls_fault,
         example=("https://ctl-1.example:8081", "https://ctl-2.example:8081"),
@@ -220,7 +204,7 @@ class AgentSettings:
         "",
         help="The room, rack or power domain this node stands in; replicas spread over them.",
         scope=_M,
-        check=_name_fault,
+        check=name_fault,
         example="room-1",
     )
     labels: Mapping[str, str] = setting(
@@ -381,7 +365,7 @@ class PlacementSettings:
 
     spread: str = setting(
         "facility", help="What replicas of a model are spread over: facility, or a label's name.", scope=_C, applies=_LIVE,
-        check=_needed_name_fault,
+        check=needed_name_fault,
     )  # fmt: skip
     pack: bool = setting(True, help="Fill GPUs of used nodes first, so that large models find empty ones.", scope=_C, applies=_LIVE)
 
@@ -402,62 +386,6 @@ class AuthSettings:
     required: bool = setting(
         True, help="Callers of /v1 need a key; false: anybody may call (the default of `llmgw dev` on loopback).", scope=_C, applies=_LIVE
     )
-
-
-def _regex_fault(value: str) -> str | None:
-    try:
-        re.compile(value)
-    except (re.error, RecursionError, OverflowError) as err:
-        return f"not a regular expression: {err}"
-    return None
-
-
-@attrs.frozen
-class GuardRule:
-    """`[[guard.rule]]`: what to look for in prompts or completions, and what then. Needs match or words."""
-
-    name: str = setting(
-        help="What the rule is called in answers and events.",
-        scope=_C,
-        applies=_LIVE,
-        check=_needed_name_fault,
-        example="card-numbers",
-    )
-    on: str = setting("prompt", help="Where it looks.", scope=_C, applies=_LIVE, choices=("prompt", "completion"))
-    match: str = setting("", help="A regular expression.", scope=_C, applies=_LIVE, check=_regex_fault, example="\\b[0-9]{16}\\b")
-    words: tuple[str, ...] = setting((), help="Words, whatever their case.", scope=_C, applies=_LIVE, example=("secret",))
-    action: str = setting("block", help="What happens to a hit.", scope=_C, applies=_LIVE, choices=("block", "redact", "flag"))
-    models: tuple[str, ...] = setting(("*",), help='For these models; "*": all.', scope=_C, applies=_LIVE)
-    keys: tuple[str, ...] = setting(("*",), help='For clients with these keys; "*": all.', scope=_C, applies=_LIVE)
-
-    def faults(self, path: str) -> list[Fault]:
-        found = []
-        if not self.match and not self.words:
-            found.append(Fault(path, "needs match or words", (f"{path}.match", f"{path}.words")))
-        if any(not word for word in self.words):
-            found.append(Fault(f"{path}.words", "an empty word is found everywhere"))
-        if self.match and re.compile(self.match).search(""):
-            found.append(Fault(f"{path}.match", "matches the empty text, and so everything"))
-        return found
-
-
-@attrs.frozen
-class GuardSettings:
-    """`[guard]`: what a request may hold. 0: no limit."""
-
-    max_messages: int = setting(2048, help="Messages of one request; 0: no limit.", scope=_C, applies=_LIVE, low=0, high=_COUNT_MAX)
-    max_output_tokens: int = setting(0, help="Tokens a request may ask for; 0: no limit.", scope=_C, applies=_LIVE, low=0, high=_COUNT_MAX)
-    max_images: int = setting(0, help="Images of one request; 0: no limit.", scope=_C, applies=_LIVE, low=0, high=_COUNT_MAX)
-    rule: tuple[GuardRule, ...] = _tables("Rules on what prompts and completions hold.")
-
-    def faults(self, path: str) -> list[Fault]:
-        found = []
-        seen: dict[str, str] = {}
-        for index, rule in enumerate(self.rule):
-            at = f"{path}.rule[{index}].name"
-            if (first := seen.setdefault(rule.name, at)) != at:
-                found.append(Fault(at, f"the rule {rule.name!r} is there twice", (at, first)))
-        return found
 
 
 @attrs.frozen
@@ -538,7 +466,7 @@ class Settings:
     publish: PublishSettings = _table(PublishSettings, "How endpoints reach routers.")
     route: RouteSettings = _table(RouteSettings, "How requests are relayed.")
     auth: AuthSettings = _table(AuthSettings, "Who may call /v1.")
-    guard: GuardSettings = _table(GuardSettings, "What a request may hold.")
+    guard: GuardPolicy = _table(GuardPolicy, "What a request may hold.")
     limits: LimitsSettings = _table(LimitsSettings, "For keys that set none of their own.")
     usage: UsageSettings = _table(UsageSettings, "Who used how much.")
     engines: Mapping[str, EngineSettings] = attrs.field(
@@ -621,7 +549,7 @@ class ProfileTable:
 
     engine: str = setting(help="The program that serves it.", scope=_O, applies=_LIVE, choices=ENGINES, example="vllm")
     name: str = setting(
-        "", help="What the profile is called; empty: as its engine.", scope=_O, applies=_LIVE, check=_name_fault, example="vllm"
+        "", help="What the profile is called; empty: as its engine.", scope=_O, applies=_LIVE, check=name_fault, example="vllm"
     )
     checkpoint: str = setting("", help="The model's files: a path or a repo id.", scope=_O, applies=_LIVE, example="/models/llama-8b")
     gpus: int | None = setting(
@@ -672,7 +600,7 @@ class ModelTable:
     kind: str = setting(
         "chat", help="What it does, which picks the probe.", scope=_O, applies=_LIVE, choices=tuple(kind.value for kind in ModelKind)
     )
-    pool: str = setting("default", help="A label for listings; routing ignores it.", scope=_O, applies=_LIVE, check=_name_fault)
+    pool: str = setting("default", help="A label for listings; routing ignores it.", scope=_O, applies=_LIVE, check=name_fault)
     replicas: ReplicasTable | int = setting(
         1, help="How many: a number, or { min, max, count }.", scope=_O, applies=_LIVE, low=0, high=10_000,
         example={"min": 1, "max": 2, "count": 1},
@@ -680,7 +608,7 @@ class ModelTable:
     idle_stop_s: float = setting(
         0.0, help="Replicas stop when unused for this long; 0: never.", scope=_O, applies=_LIVE, unit="s", low=0, high=31_536_000
     )
-    profile: tuple[ProfileTable, ...] = _tables("Ways to run it: the first by priority, unless `ctl model engine` chose another.")
+    profile: tuple[ProfileTable, ...] = tables("Ways to run it: the first by priority, unless `ctl model engine` chose another.")
 
 
 def _sha256_fault(value: str) -> str | None:
@@ -694,7 +622,7 @@ class KeyTable:
     """`[[auth.key]]`: a client of /v1."""
 
     name: str = setting(
-        help="What the key is called in logs and usage.", scope=_O, applies=_LIVE, check=_needed_name_fault,
+        help="What the key is called in logs and usage.", scope=_O, applies=_LIVE, check=needed_name_fault,
         example="team-a",
     )  # fmt: skip
     sha256: str = setting(
@@ -737,7 +665,7 @@ class EndpointTable:
     )  # fmt: skip
     unlisted: tuple[str, ...] = setting((), help="Names served but left out of /v1/models.", scope=_O, applies=_LIVE, example=("m2",))
     engine: str = setting("openai", help="What runs there.", scope=_O, applies=_LIVE, choices=ENDPOINT_ENGINES, example="vllm")
-    pool: str = setting("default", help="A label for listings; routing ignores it.", scope=_O, applies=_LIVE, check=_name_fault)
+    pool: str = setting("default", help="A label for listings; routing ignores it.", scope=_O, applies=_LIVE, check=name_fault)
     weight: float = setting(1.0, help="Its share among endpoints of one priority.", scope=_O, applies=_LIVE, low=0, high=1_000_000)
     priority: int = setting(0, help="Lower is preferred.", scope=_O, applies=_LIVE, low=-1000, high=1000)
     api_key_env: str = setting(

@@ -23,8 +23,9 @@ from llmgw.domain.errors import Denied, Unavailable
 from llmgw.domain.ids import ClusterId, EndpointId, OwnerId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import Catalog, ModelSpec, Profile
-from llmgw.domain.policy import ApiKey, Policy
+from llmgw.domain.policy import ApiKey, GuardPolicy, GuardRule, Policy
 from llmgw.protocol.channel import Channel, ChannelClosed
+from llmgw.protocol.codec import decode, encode, unstructure
 from llmgw.protocol.messages import Goodbye, Message
 from llmgw.protocol.router_messages import (
     PushCatalog,
@@ -48,7 +49,8 @@ CLUSTER = ClusterId("cluster-1")
 M = TypeVar("M", bound=Message)
 A, B = "http://a:1", "http://b:1"
 CATALOG = Catalog((ModelSpec("m", (Profile("p", "command", command=("/e",)),)),), 3)
-POLICY = Policy(keys=(ApiKey("team", "0" * 64),), cors_origins=("https://servers.example",))
+GUARD = GuardPolicy(max_images=3, rule=(GuardRule("r", words=("secret",), models=("m",)),))
+POLICY = Policy(keys=(ApiKey("team", "0" * 64),), cors_origins=("https://servers.example",), guard=GUARD)
 
 
 def token(epoch: int, owner: str = "ctl-a", cluster: str = CLUSTER) -> FencingToken:
@@ -186,7 +188,7 @@ async def test_what_a_leader_pushes_is_acted_on_acknowledged_and_on_disk(autojum
         assert world.router.ids() == ("e1", "e2")
         assert world.router.catalog == CATALOG
         assert world.router.policy is not None
-        assert world.router.policy.keys == POLICY.keys
+        assert (world.router.policy.keys, world.router.policy.guard) == (POLICY.keys, GUARD)
         assert world.router.policy.cors_origins == ("https://own.example",)  # a [router] key is this machine's own
         await until(lambda: world.stored()["endpoints"]["endpoints"], "on disk")  # type: ignore[index]
         assert world.stored()["highest"] == {"cluster_id": CLUSTER, "epoch": 1, "owner": "ctl-a"}
@@ -205,7 +207,7 @@ async def test_a_router_serves_at_once_from_its_disk_when_no_control_plane_can_b
         assert world.router.ids() == ("e1",)
         assert world.router.catalog == CATALOG
         assert world.router.policy is not None
-        assert world.router.policy.keys == POLICY.keys
+        assert (world.router.policy.keys, world.router.policy.guard) == (POLICY.keys, GUARD)
         await trio.sleep(100)
         assert world.router.ids() == ("e1",)
         world.unreachable.clear()
@@ -787,6 +789,55 @@ async def test_a_disk_that_is_full_from_the_start_does_not_keep_a_router_from_fo
         await end.send(pushed(token(1), 1, "e1"))
         await acknowledged(end, 1, token(1))
     assert (FOLDER / ID_FILE) not in world.machine.disk.files
+
+
+# --- neighbouring builds
+
+
+def as_an_older_build_wrote(policy: Policy) -> dict[str, Any]:
+    """A policy from before there was a guard in it."""
+    raw = unstructure(policy)
+    del raw["guard"]
+    return raw  # type: ignore[no-any-return]
+
+
+def test_a_policy_without_a_guard_is_one_with_the_usual_guard() -> None:
+    message = PushPolicy(token(1), Policy(keys=POLICY.keys))
+    raw = json.loads(encode(message))
+    raw["policy"] = as_an_older_build_wrote(message.policy)
+    assert decode(json.dumps(raw).encode()) == message
+    assert message.policy.guard == GuardPolicy()
+
+
+def test_a_policy_of_a_later_build_is_taken_with_what_this_one_knows_of_it() -> None:
+    raw = json.loads(encode(PushPolicy(token(1), POLICY)))
+    raw["policy"]["brand_new"] = {"x": 1}
+    raw["policy"]["guard"]["brand_new"] = 1
+    raw["policy"]["guard"]["rule"][0]["brand_new"] = "x"
+    assert decode(json.dumps(raw).encode()) == PushPolicy(token(1), POLICY)
+    raw["policy"]["guard"]["rule"][0]["action"] = "mask"
+    later = decode(json.dumps(raw).encode())
+    assert isinstance(later, PushPolicy)
+    assert later.policy.guard.rule[0].action == "mask"
+
+
+async def test_a_state_on_disk_without_a_guard_is_one_with_the_usual_guard(autojump_clock: object) -> None:
+    world = World()
+    world.machine.disk.files[FOLDER / STATE_FILE] = json.dumps({**STATE, "policy": as_an_older_build_wrote(POLICY)}).encode()
+    world.unreachable.add(A)
+    async with running(world):
+        assert world.router.policy == attrs.evolve(POLICY, cors_origins=("https://own.example",), guard=GuardPolicy())
+        assert world.router.ids() == ("e1", "e2")
+
+
+async def test_rules_that_this_build_does_not_enforce_are_told_by_name(autojump_clock: object, capsys: pytest.CaptureFixture[str]) -> None:
+    world = World()
+    async with running(world):
+        end, _ = await world.session()
+        await end.send(PushPolicy(token(1), attrs.evolve(POLICY, guard=GuardPolicy(rule=(*GUARD.rule, GuardRule("later", match="x"))))))
+        await until(lambda: world.router.policy is not None)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not enforce" in line]
+    assert "['later']" in line
 
 
 # --- what is on disk, and properties

@@ -18,7 +18,7 @@ from llmgw.domain.errors import Conflict, Invalid, StaleEpoch, Unavailable
 from llmgw.domain.ids import ClusterId, EndpointId, OwnerId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import Catalog, ModelSpec, Profile
-from llmgw.domain.policy import ApiKey, Policy, RouteSettings
+from llmgw.domain.policy import ApiKey, GuardPolicy, GuardRule, Policy, RouteSettings
 from llmgw.router.listener import serve
 from llmgw.router.metrics import Following
 from llmgw.router.proxy import Connection
@@ -209,6 +209,50 @@ async def test_a_policy_counts_for_the_next_request() -> None:
             assert (await here.ask(post(CHAT + b" " * 2000))).status == 413
             here.router.set_policy(Policy(keys=(attrs.evolve(key, expires_wall_s=1.0),)))
             assert (await here.ask(post(CHAT))).status == 401
+
+
+async def test_a_policy_that_changes_during_a_stream_is_the_next_requests_and_stays() -> None:
+    # Case B161: a setting changed, and a request in flight brought the old one back.
+    go = threading.Event()
+    blocking = GuardPolicy(max_output_tokens=5, rule=(GuardRule("r", words=("hi",)),))
+    with engine_of([SH, E("a"), ["hold", go], E("b"), FIN, DONE, END]) as engine:
+        async with running() as here:
+            here.router.set_endpoints(EndpointList((endpoint(engine),)), stamp(1))
+
+            def stream() -> tuple[bytes, Answer, bytes]:
+                with Client(here.address) as client:
+                    client.send(post(CHAT_S))
+                    begin = client.until(b"\n\n")
+                    trio.from_thread.run_sync(here.router.set_policy, Policy(auth_required=False, guard=blocking))
+                    with Client(here.address) as other:
+                        other.send(post(CHAT))
+                        refused = other.answer()
+                    go.set()
+                    return begin, refused, client.until(b"0\r\n\r\n")
+
+            begin, refused, rest = await trio.to_thread.run_sync(stream, abandon_on_cancel=True)
+            assert b"200 OK" in begin
+            assert b"[DONE]" in rest
+            assert (refused.status, refused.error["code"]) == (400, "guard_blocked")
+            assert (await here.ask(post(CHAT))).status == 400  # and the end of the stream brought nothing back
+            assert (await here.ask(post(CHAT.replace(b'"hi"', b'"ho"').replace(b"}]", b'}],"max_tokens":6')))).error[
+                "param"
+            ] == "max_tokens"
+            here.router.set_policy(Policy(auth_required=False))
+            assert (await here.ask(post(CHAT))).status == 200
+            assert len(engine.requests) == 2
+            assert here.bugs == []
+
+
+async def test_what_a_guard_refuses_takes_no_slot_no_endpoint_and_no_model_out_of_its_sleep() -> None:
+    woken: list[str] = []
+    async with running(Policy(auth_required=False, guard=GuardPolicy(rule=(GuardRule("r", words=("hi",)),)))) as here:
+        here.router.wake = woken.append
+        here.router.set_catalog(Catalog((ModelSpec("m1", (Profile("p", "command", command=("/e",)),)),)))
+        assert (await here.ask(post(CHAT))).status == 400
+        assert (await here.ask(post(CHAT.replace(b"hi", b"ho")))).status == 503
+        assert woken == ["m1"]
+        assert dict(here.router.use()) == {}
 
 
 async def test_engines_get_their_own_key_and_never_the_clients() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from llmgw.domain.errors import EXIT_INVALID, Invalid, NotFound
 from llmgw.domain.model import ReplicaCounts
+from llmgw.domain.policy import GuardPolicy, GuardRule
 from llmgw.settings import not_yet
 from llmgw.settings.decode import known_paths
 from llmgw.settings.load import FILE_BYTES_MAX, Loaded, Role, load_bytes, load_file, load_text
@@ -136,6 +137,7 @@ def test_a_bool_is_no_number_and_an_int_is_a_float():
         ('[[guard.rule]]\nname = "r"\nmatch = "("', "guard.rule[0].match", "regular expression"),
         ('[[guard.rule]]\nname = "r"\nmatch = "a*"', "guard.rule[0].match", "empty text"),
         ('[[guard.rule]]\nmatch = "a"', "guard.rule[0].name", "is missing"),
+        ('[[guard.rule]]\nname = "r"\nwords = ["a", " \\u200b\\t"]', "guard.rule[0].words", "empty word"),
         ('notify.url = "x"', "notify.url", "http://"),
         ('notify.level = "warn"', "notify.level", "did you mean 'warning'?"),
         ("events.keep_days = 0", "events.keep_days", "between 1 and"),
@@ -300,6 +302,21 @@ affinity = "prefix"
 queue_max = 100
 [guard]
 max_images = 3
+[[guard.rule]]
+name = "words"
+words = ["x"]
+[[guard.rule]]
+name = "regex"
+match = "x"
+words = ["x"]
+[[guard.rule]]
+name = "out"
+words = ["x"]
+on = "completion"
+[[guard.rule]]
+name = "hide"
+words = ["x"]
+action = "redact"
 [[auth.key]]
 name = "a"
 sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -312,12 +329,24 @@ engine = "ollama"
 """
     warnings = load(text, Role.SERVER).warnings
     assert "route.affinity has no effect in this build yet" in warnings
-    assert "guard.max_images has no effect in this build yet" in warnings
+    assert [warning for warning in warnings if "guard" in warning] == [
+        "guard.rule 'regex': match has no effect in this build yet",
+        "guard.rule 'out': on = \"completion\", and so the whole rule, has no effect in this build yet",
+        "guard.rule 'hide': action = \"redact\", and so the whole rule, has no effect in this build yet",
+    ]
     assert any("idle_stop_s" in warning for warning in warnings)
     assert any("limits per minute" in warning for warning in warnings)
     assert not any("queue_max" in warning for warning in warnings)  # it only repeats the default
     known = known_paths(Settings)
     assert all(any(path == key or path.startswith(key) for path in known) for key in not_yet.KEYS)
+
+
+def test_a_guard_is_part_of_what_routers_obey():
+    text = '[guard]\nmax_messages = 5\nrule = [{ name = "r", words = ["x"], models = ["m"], keys = ["k"], action = "flag" }]'
+    assert load(text).policy.guard == GuardPolicy(
+        max_messages=5, rule=(GuardRule("r", words=("x",), models=("m",), keys=("k",), action="flag"),)
+    )
+    assert load("").policy.guard == GuardPolicy()
 
 
 def test_a_router_open_to_other_machines_without_keys_says_so():
