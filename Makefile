@@ -17,7 +17,7 @@ help:
 	@echo "make deb        dist/llmgw_VERSION_ARCHITECTURE.deb, for Debian 12"
 	@echo "make test-packages  both, tried out in a bare Debian (as root, with debootstrap and lintian)"
 	@echo "make explore    random schedules of two control planes in the simulated world, SECONDS=600 from seed FIRST=0"
-	@echo "make chaos      two control planes through faults of minutes, with the lease of the field; prints what it measured"
+	@echo "make chaos      two control planes through faults of minutes and roll-outs, with the lease of the field; prints what it measured"
 	@echo "make bench      measure, and write docs/performance.md"
 	@echo "make reference  write the generated pages and the example file anew"
 	@echo "make lock       pin the dependencies anew"
@@ -75,7 +75,7 @@ explore: $(VENV)/.dev
 
 # About 25 minutes, alone on the machine.
 chaos: $(VENV)/.dev
-	LLMGW_CHAOS=full $(BIN)/python -m pytest tests/chaos/test_two_control_planes.py tests/chaos/test_acknowledged_writes.py
+	LLMGW_CHAOS=full $(BIN)/python -m pytest tests/chaos/test_two_control_planes.py tests/chaos/test_acknowledged_writes.py tests/chaos/test_settings.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -35,6 +35,8 @@ MAY_DO_IO = {
         "controller": "the nursery",
         "leadership": "waits until the lease has settled who leads",
         "peers": "a word to the other control planes every second",
+        "settings_poller": "looks at file and store every second",
+        "restart": "looks whose turn it is every second",
         "waiting": "for a hint or a time",
         "sessions": "one task per agent, bounded outboxes",
         "publisher": "waits for a change or the interval",

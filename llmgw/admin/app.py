@@ -25,7 +25,22 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import PathConverter
 
 from llmgw.admin import errors
-from llmgw.admin.api import agents, console, events, explain, holds, leader, models, nodes, openapi, replicas, routers, status
+from llmgw.admin.api import (
+    agents,
+    console,
+    events,
+    explain,
+    holds,
+    leader,
+    models,
+    nodes,
+    openapi,
+    pause,
+    replicas,
+    routers,
+    settings,
+    status,
+)
 from llmgw.admin.auth import HOP, AdminAuth, FailureLimit, Principal, is_token
 from llmgw.admin.calls import Call, Reply, Route, given_again, kept_answer, request_text
 from llmgw.admin.edge import CONTROL_PLANE, CONTROL_PLANE_VALUE, AdminApp
@@ -42,6 +57,9 @@ from llmgw.store.admin_tokens import Role
 
 REQUEST_ID_BYTES: Final = 16
 LEADER_S: Final = 1.0  # how long an order waits for somebody to lead: a hand-over takes a tenth of it
+QUESTION_S: Final = 2.0  # how long a standby waits for the leader's answer to a question; then it tells what it knows itself
+OWN_ORDER_S: Final = 2.0  # how long a reader waits until its own order has come here (product.md, "The admin API")
+LOOK_AGAIN_S: Final = 0.1  # between looks meanwhile
 SLOW_ANSWER_S: Final = 60.0  # for sending an answer that is no stream; a silent client is let go much earlier
 # A fleet's lists are megabytes of words that repeat; over a slow link they would come later than the console calls them fresh.
 GZIP_BYTES_MIN: Final = 16_384
@@ -81,6 +99,8 @@ def make_app(
         *events.routes(controller, draining, limits),
         *explain.routes(controller),
         *leader.routes(controller),
+        *settings.routes(controller),
+        *pause.routes(controller),
         *status.routes(controller, metrics, draining.is_set),
     ]
     table += openapi.routes(table)
@@ -161,6 +181,8 @@ class _Desk:
         self._metrics_token = metrics_token
         self._peers = peers
         self._under_way: dict[str, trio.Event] = {}  # idempotency keys whose first request has not been answered yet
+        # By token: the settings version (0: another order) that its last order through this standby led to, until it is read here.
+        self._owed: dict[str, int] = {}
 
     async def before(self) -> ResponseReturnValue | None:
         """A path that names no route tells a stranger nothing under /api: the token comes first."""
@@ -225,13 +247,14 @@ class _Desk:
     async def _reply(self, route: Route, call: Call, names: dict[str, str]) -> Reply:
         leadership = self._controller.leadership
         if route.is_leaders and not leadership.is_leader:
-            try:
+            if route.is_order:
                 return await self._carry(call)
-            except Unavailable:
-                if route.is_order:
-                    raise
-                # A question is answered by what is known here.
+            # A question that nobody answers is answered by what is known here.
+            with contextlib.suppress(Unavailable), trio.move_on_after(QUESTION_S):
+                return await self._carry(call)
         if not route.is_order:
+            if route.role is not None and not route.late:
+                await self._catch_up(call.principal.name)
             return await route.handler(call, **names)
         if route.is_leaders and not leadership.confirmed(self._controller.machine.now_s()):
             raise Unavailable(
@@ -249,10 +272,43 @@ class _Desk:
         if not address or self._peers is None:
             raise Unavailable("no control plane is known to lead: nothing was changed", code="no_leader", retry_after_s=1.0)
         reply = await self._peers.carry(address, call)
-        if call.method != "GET":
+        if call.method != "GET" and reply.status < 300:
+            self._owed[call.principal.name] = max(self._owed.get(call.principal.name, 0), _settings_version(call, reply))
             with contextlib.suppress(Unavailable):  # it was carried out all the same
-                await self._controller.reread()  # whoever asked sees here what was changed there
+                await self._catch_up(call.principal.name)  # whoever asked sees here what was changed there
         return reply
+
+    async def _catch_up(self, name: str) -> None:
+        """Whoever has changed something through this standby reads here at least that. Raises Unavailable after OWN_ORDER_S."""
+        if name not in self._owed:
+            return
+        with trio.move_on_after(OWN_ORDER_S):
+            while name in self._owed:
+                owed = self._owed[name]
+                if await self._has_read(owed):
+                    if self._owed.get(name) == owed:
+                        del self._owed[name]
+                    return
+                machine = self._controller.machine
+                await machine.sleep_until(machine.now_s() + LOOK_AGAIN_S)
+            return
+        raise Unavailable(
+            "this standby cannot read yet what was just changed through it: ask again, or ask the leader", code="behind", retry_after_s=1.0
+        )
+
+    async def _has_read(self, version: int) -> bool:
+        """Has everything been read here once more, and with it this version of the settings?"""
+        if self._controller.leadership.is_leader:
+            return True
+        try:
+            await self._controller.reread()
+        except Unavailable:
+            return False
+        poller = self._controller.settings_poller
+        looked = poller.looked
+        poller.nudge()
+        await looked.wait()
+        return poller.newest >= version
 
     async def _order(self, route: Route, call: Call, names: dict[str, str]) -> Reply:
         """An order is carried out once per idempotency key; its repeats get the first answer."""
@@ -272,7 +328,8 @@ class _Desk:
             if kept is not None:
                 return given_again(kept)
             reply = await route.handler(call, **names)
-            await idempotency.keep(store, self._controller.leadership.epoch, key, asked, kept_answer(reply), call.at_wall_s)
+            if reply.kept:
+                await idempotency.keep(store, self._controller.leadership.epoch, key, asked, kept_answer(reply), call.at_wall_s)
             return reply
         finally:
             del self._under_way[key]
@@ -310,6 +367,12 @@ class _Desk:
 
     def _error(self, err: LlmgwError) -> Response:
         return _json(errors.body_of(err), err.status, errors.headers_of(err))
+
+
+def _settings_version(call: Call, reply: Reply) -> int:
+    """The version that an order has led to, where it was one to the settings."""
+    etag = reply.headers.get("etag", "").strip('"')
+    return int(etag) if call.path.startswith("/api/v1/settings") and etag.isdecimal() else 0
 
 
 def request_id(fresh_hex: Callable[[int], str]) -> str:

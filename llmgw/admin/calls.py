@@ -27,7 +27,10 @@ _ETAG: Final = re.compile(r'(?:W/)?"?([0-9]{1,18})"?\Z')
 
 @attrs.frozen
 class Reply:
-    """`data` is the JSON body, None for none. `stream` replaces it by pieces of `content_type` as they come."""
+    """`data` is the JSON body, None for none. `stream` replaces it by pieces of `content_type` as they come.
+
+    `kept` False: nothing was done, so that the idempotency key it came with is free for the order itself.
+    """
 
     data: Any = None
     status: int = 200
@@ -35,6 +38,7 @@ class Reply:
     stream: Callable[[], AsyncGenerator[bytes, None]] | None = None
     content_type: str = "application/json"
     text: str | None = None
+    kept: bool = True
 
 
 @attrs.frozen
@@ -141,8 +145,9 @@ class Route:
     """`rule` in the web framework's notation. `role` None: open to everybody. `body` names the parts of a body, for the document.
 
     An order may come with an Idempotency-Key; a repeat of it is answered without being carried out again. `remembered` False:
-    the key is passed over and the answer, which holds a secret, is not kept. `local`: also where another control plane leads
-    the answer is given here; orders are carried to the leader unless they are.
+    the key is passed over and the answer, which holds a secret or nothing that was done, is not kept. `local`: also where another
+    control plane leads the answer is given here; orders are carried to the leader unless they are. `late`: a standby answers before
+    it has read what the same client has changed through it.
     """
 
     method: str
@@ -154,6 +159,7 @@ class Route:
     query: Mapping[str, str] = attrs.field(factory=dict)
     remembered: bool = True
     local: bool | None = None
+    late: bool = False
 
     @property
     def is_leaders(self) -> bool:
@@ -177,4 +183,7 @@ def given_again(kept: Mapping[str, Any]) -> Reply:
 def request_text(call: Call) -> str:
     """What an idempotency key stands for: the same key for anything else is refused."""
     body: Any = call.body.decode("utf-8", "replace")
-    return json.dumps([call.method, call.path, body, call.headers.get("if-match"), call.headers.get("if-none-match")])
+    asked = [call.method, call.path, body, call.headers.get("if-match"), call.headers.get("if-none-match")]
+    if call.query:  # a dry run is another request than the order itself
+        asked.append(sorted(call.query.items()))
+    return json.dumps(asked)

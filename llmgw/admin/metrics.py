@@ -15,6 +15,7 @@ from llmgw import __version__
 from llmgw.control.controller import Controller
 from llmgw.domain.node import NodeState
 from llmgw.domain.replica import ReplicaState
+from llmgw.domain.settings_version import RolloutPhase
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -68,6 +69,20 @@ class _Cluster(Collector):
         yield _gauge("llmgw_endpoints", "Endpoints in the published list.", {(): float(len(controller.publisher.current.endpoints))})
         yield _gauge("llmgw_endpoints_generation", "Generation of the published list.", {(): float(controller.publisher.generation)})
         yield _gauge("llmgw_routers", "Routers that follow this control plane now.", {(): float(len(controller.routers.connected()))})
+        in_force, poller = controller.in_force, controller.settings_poller
+        yield _gauge(
+            "llmgw_settings_version",
+            "The settings version whose live keys are in force here; 0 without a store.",
+            {(): float(in_force.live)},
+        )
+        yield _gauge(
+            "llmgw_settings_desired_version", "The newest settings version that is not held, as seen here.", {(): float(poller.desired)}
+        )
+        refused = float(in_force.refused > 0 and in_force.refused == poller.desired)
+        yield _gauge("llmgw_settings_refused", "1 while this control plane does not take the desired version.", {(): refused})
+        frozen = float(poller.row.phase is RolloutPhase.FROZEN)
+        yield _gauge("llmgw_rollout_frozen", "1 while the roll-out of settings stands still because it failed.", {(): frozen})
+        yield _gauge("llmgw_paused", "1 while somebody has paused the cluster.", {(): float(controller.paused() is not None)})
         yield _counter("llmgw_plans", "Plans made since the start.", controller.reconciler.plans)
         yield _counter("llmgw_events_lost", "Events that could not be stored in time.", controller.events.dropped)
 

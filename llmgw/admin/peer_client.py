@@ -38,6 +38,7 @@ ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 READ_BYTES: Final = 65_536
 PRESENT_PATH: Final = "/api/v1/leader/standbys"
 RELEASED_PATH: Final = "/api/v1/leader/released"
+CHANGED_PATH: Final = "/api/v1/leader/changed"
 _CARRIED: Final = ("content-type", "idempotency-key", "if-match", "if-none-match", "x-request-id")
 _NOT_BACK: Final = frozenset(
     {CONTROL_PLANE, "connection", "content-length", "content-type", "date", "server", "transfer-encoding", "keep-alive"}
@@ -75,6 +76,9 @@ class PeerClient:
     async def say_released(self, address: str) -> bool:
         answer = await self._tell(address, RELEASED_PATH, {})
         return bool(answer.get("is_me"))
+
+    async def say_changed(self, address: str) -> None:
+        await self._tell(address, CHANGED_PATH, {})
 
     async def _tell(self, address: str, path: str, value: dict[str, Any]) -> dict[str, Any]:
         headers = {"content-type": "application/json", CALLER: caller(Principal(self._me(), Role.ADMIN))}

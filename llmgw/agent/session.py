@@ -92,6 +92,8 @@ class _Open:
 
     send: trio.MemorySendChannel[FromAgent]
     scope: trio.CancelScope
+    heartbeat_s: float
+    resting: trio.CancelScope | None = None  # until the next heartbeat
     told: dict[ReplicaId, ReplicaReport] = attrs.field(factory=dict)
 
 
@@ -206,20 +208,19 @@ class Sessions:
             raise _Foreign(
                 f"{text}. To move the node, stop its agent, remove {self._fence.path} and start it again", code="foreign_cluster"
             )
-        heartbeat_s = min(max(hello.heartbeat_s, HEARTBEAT_S_MIN), HEARTBEAT_S_MAX)
         loss.over()
         log.info("session open", url=url, cluster=hello.cluster_id, server=hello.owner, build=hello.build)
         send, outbox = trio.open_memory_channel[FromAgent](OUTBOX_MAX)
         ours_to_end = True
         with trio.CancelScope() as scope:
-            session = _Open(send, scope)
+            session = _Open(send, scope, _bounded(hello.heartbeat_s))
             self._open.append(session)
             try:
                 # Warm, unasked: a standby routes by it, nobody places by it. The leader's hello is answered with another.
                 self._put(session, self._inventory(session))
                 await until_one_ends(
                     lambda: self._write(channel, outbox),
-                    lambda: self._beat(session, heartbeat_s),
+                    lambda: self._beat(session),
                     lambda: self._listen(channel, session),
                 )
             except LlmgwError:
@@ -260,9 +261,12 @@ class Sessions:
             if limit.cancelled_caught:
                 raise Unavailable(f"{channel.peer} took no message for {SEND_LIMIT_S:g} s")
 
-    async def _beat(self, session: _Open, heartbeat_s: float) -> None:
+    async def _beat(self, session: _Open) -> None:
         while True:
-            await self._machine.sleep_until(self._machine.now_s() + heartbeat_s)
+            with trio.CancelScope() as session.resting:
+                await self._machine.sleep_until(self._machine.now_s() + session.heartbeat_s)
+            if session.resting.cancelled_caught:
+                continue  # another pace holds from here on
             changed = tuple(report for report in self._replicas().reports() if _still(report) != _still(session.told.get(report.order.id)))
             session.told.update({report.order.id: report for report in changed})
             self._put(session, Heartbeat(self._facts(), changed))
@@ -293,6 +297,10 @@ class Sessions:
                 self._put(session, await self._replicas().log(message))
             case ControlPlanes(urls):
                 await self._take_planes(urls)
+            case ServerHello():  # said again when the settings have changed
+                session.heartbeat_s = _bounded(message.heartbeat_s)
+                if session.resting is not None:
+                    session.resting.cancel()
             case Goodbye():
                 raise _farewell(message)
             case _:
@@ -438,6 +446,10 @@ class _Final(Denied):
 
 class _Foreign(Denied):
     """It is another cluster's."""
+
+
+def _bounded(heartbeat_s: float) -> float:
+    return min(max(heartbeat_s, HEARTBEAT_S_MIN), HEARTBEAT_S_MAX)
 
 
 def _farewell(goodbye: Goodbye) -> LlmgwError:

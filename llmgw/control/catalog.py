@@ -106,13 +106,11 @@ class Models:
         if not self._file:
             await self._reread()
 
-    async def import_once(self, specs: Sequence[ModelSpec]) -> bool:
-        """The file's models, at the first start against an empty store."""
-        imported = await models.import_once(self._store, self._epoch(), specs)
+    def told_import(self, imported: bool, specs: Sequence[ModelSpec]) -> None:
+        """For the history: the file's models were taken at the first start against an empty store."""
         if imported and specs:
             names = ", ".join(spec.name for spec in specs)
             self._events.record("models.imported", "models", f"imported from the file at first start: {names}")
-        return imported
 
     def replace_from_file(self, catalog: Catalog) -> None:
         """The file is the catalog and has changed."""

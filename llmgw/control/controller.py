@@ -1,7 +1,8 @@
 """The control plane in one nursery: its owners, built once, and the tasks that it supervises.
 
-The nursery's tasks are the design: leadership, events (the store's writer), publisher, reconciler, engine watch, peers, store
-follower, disk watch, store watch, housekeeping. All run on every control plane; those that act ask at each step whether it
+The nursery's tasks are the design: leadership, settings poller, roll-out, events (the store's writer), publisher, reconciler,
+engine watch, peers, store follower, disk watch, store watch, housekeeping.
+All run on every control plane; those that act ask at each step whether it
 leads. A crash of leadership or of the store's writer ends the process; the others are started again, three times in a minute.
 Sessions and the admin API are served by `wiring` beside it and call the owners here.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Final
 
 import attrs
@@ -35,12 +37,16 @@ from llmgw.control.peers import NoPeers, PeerLink, Peers, Presence
 from llmgw.control.planning import barrier, explain_model, explain_replica
 from llmgw.control.publisher import Publisher
 from llmgw.control.reconciler import Reconciler
+from llmgw.control.restart import Rollouts
 from llmgw.control.router_view import acknowledged_by_all, merged_use
 from llmgw.control.sessions import Sessions
+from llmgw.control.settings_in_force import SettingsInForce
+from llmgw.control.settings_poller import DryLoad, SettingsPoller
+from llmgw.control.settings_writer import ClusterSettings
 from llmgw.control.supervision import keep_running
 from llmgw.domain.endpoint import Endpoint, EndpointList, EndpointUse, ListStamp
-from llmgw.domain.errors import Conflict, NotFound, StaleEpoch, Unavailable
-from llmgw.domain.event import Event
+from llmgw.domain.errors import Broken, Conflict, NotFound, StaleEpoch, Unavailable
+from llmgw.domain.event import Event, Level
 from llmgw.domain.files import STORAGE_UNAVAILABLE, words
 from llmgw.domain.ids import EndpointId, OwnerId, ReplicaId
 from llmgw.domain.lease import FencingToken
@@ -49,12 +55,14 @@ from llmgw.domain.plan import Reason
 from llmgw.domain.policy import ApiKey, Policy
 from llmgw.domain.ports import EndpointSink, Machine, PolicySink, UsageSource
 from llmgw.domain.replica import ReplicaState, RestartPolicy
+from llmgw.domain.settings_version import Pause
 from llmgw.lease.outage import Outage, Part
 from llmgw.protocol.messages import RestartReplica
-from llmgw.settings.load import policy_of
+from llmgw.settings.load import Loaded, policy_of
 from llmgw.settings.schema import Settings
 from llmgw.store import admin_tokens, audit, drains, idempotency
 from llmgw.store import events as event_rows
+from llmgw.store import models as model_rows
 from llmgw.store.admin_tokens import AdminToken
 from llmgw.store.audit import CLUSTER, Origin
 from llmgw.store.connection import Store
@@ -116,19 +124,33 @@ def plan_settings(settings: Settings) -> PlanSettings:
     )
 
 
+def _no_file(text: bytes) -> Loaded:
+    raise Broken("there is no file to load")
+
+
+async def _loads(file: bytes, document: str) -> str:
+    return ""
+
+
+def _nobody_restarts(why: str) -> None:
+    raise Broken(f"a restart was asked for where nobody restarts: {why}")
+
+
 class Controller:
     """Built by `wiring`, which opened the store and found out the cluster's id. `candidacy` is with what it competes for the lease.
 
     `address` is where other control planes reach this one, `link` how it reaches them; `token_sha256` is of its admin token.
     `file` names the file whose `[[model]]` tables are the catalog ("" with a store); `objects` is what it held at start, and
-    what an empty store imports. `size_of` measures a checkpoint; `secret` reads a key from the environment.
+    what an empty store imports. `size_of` measures a checkpoint; `secret` reads a key from the environment. `load` reads the text
+    of this machine's file, `dry_load` tries it in a process of its own, `restart` asks for the graceful restart of this process,
+    `reloading` tells its supervisor of each change that is taken.
     """
 
     def __init__(
         self,
         machine: Machine,
         store: Store,
-        settings: Settings,
+        in_force: SettingsInForce,
         objects: Objects,
         *,
         candidacy: Candidacy,
@@ -138,10 +160,14 @@ class Controller:
         token_sha256: str = "",
         size_of: SizeOf = lambda checkpoint: None,
         secret: Callable[[str], str] = lambda name: "",
+        load: Callable[[bytes], Loaded] = _no_file,
+        dry_load: DryLoad = _loads,
+        restart: Callable[[str], None] = _nobody_restarts,
+        reloading: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.machine = machine
         self.store = store
-        self.settings = settings
+        self.in_force = in_force
         self.file = file
         self.address = address
         self._token_sha256 = token_sha256
@@ -214,6 +240,44 @@ class Controller:
         self.live.add_sink(self.routers)
         self.add_router(self.routers, self.routers, self.routers)
         self.peers = Peers(machine, self.leadership, link or NoPeers(), self._presence, self._welcome)
+        self.settings_poller = SettingsPoller(
+            machine,
+            in_force,
+            folder=candidacy.data_dir,
+            store=None if file else store,
+            load=load,
+            dry_load=dry_load,
+            apply=self._apply_settings,
+            apply_objects=self._apply_objects,
+            told=self._settings_told,
+            reloading=reloading,
+        )
+        self.cluster_settings = ClusterSettings(
+            store,
+            self._epoch,
+            lambda: self.leadership.owner,
+            self.events,
+            in_force,
+            self.settings_poller,
+            file,
+            self._tell_others,
+            machine.wall_s,
+        )
+        self.rollouts = Rollouts(
+            machine,
+            store,
+            self.leadership,
+            self.peers,
+            self.events,
+            in_force,
+            self.settings_poller,
+            folder=candidacy.data_dir,
+            address=address,
+            plans=lambda: self.reconciler.plans,
+            restart=restart,
+            changed=self._tell_others,
+            alone=bool(file) or link is None,
+        )
         self.leadership.on_lead(self._reload)
         self.leadership.on_end(self._end_term)
 
@@ -236,15 +300,42 @@ class Controller:
         """What routers obey, from the settings and keys in force."""
         return policy_of(self.settings, self._objects.keys)
 
-    def replace_settings(self, settings: Settings, objects: Objects) -> None:
-        """A changed file is in force: live keys, and where the file is the catalog its models, keys and endpoints."""
-        self.settings = settings
+    @property
+    def settings(self) -> Settings:
+        """Those in force. Asked at each use, never kept."""
+        return self.in_force.settings
+
+    def look_at_settings(self) -> None:
+        """Another control plane says that there is something new in the store."""
+        self.settings_poller.nudge()
+        self.rollouts.nudge()
+
+    def paused(self) -> Pause | None:
+        """The pause that stands, as this control plane knows it."""
+        return self.settings_poller.pause
+
+    def _apply_settings(self) -> None:
+        """What is in force has changed: everything that keeps a part of it is told, and the planner looks again."""
+        self._needs = None
+        policy = self.policy()
+        for sink in self._policy_sinks:
+            sink.set_policy(policy)
+        self.sessions.set_pace()
+        self._changed()
+
+    def _apply_objects(self, file: Loaded) -> None:
+        """What a changed file holds beside settings: keys, and where the file is the catalog models and endpoints."""
+        objects = Objects(file.catalog, file.keys, file.endpoints)
         self._objects = objects if self.file else attrs.evolve(self._objects, keys=objects.keys)
         if self.file:
             self.models.replace_from_file(objects.catalog)
-        for sink in self._policy_sinks:
-            sink.set_policy(self.policy())
-        self._changed()
+
+    def _settings_told(self, kind: str, text: str) -> None:
+        self.events.record(kind, "settings", text, Level.WARNING)
+
+    def _tell_others(self) -> None:
+        self.rollouts.nudge()
+        self.peers.say_changed()
 
     # --- what is read
 
@@ -252,7 +343,9 @@ class Controller:
         catalog = self.live.current
         if self._needs is None or self._needs[0] is not catalog:
             self._needs = (catalog, needs(catalog, self._size_of))
-        return Desired(catalog, self.models.choices, self._needs[1], self.holds.active(), plan_settings(self.settings))
+        pause = self.paused()
+        paused = None if pause is None else f"paused{_by(pause.author)}" + (f": {pause.reason}" if pause.reason else "")
+        return Desired(catalog, self.models.choices, self._needs[1], self.holds.active(), plan_settings(self.settings), paused)
 
     def observe(self) -> Observed:
         return self.inventory.observe(
@@ -355,12 +448,15 @@ class Controller:
             await nursery.start(self.leadership.run)
             if not self.leadership.is_leader:
                 await self.reread()
+                await self.settings_poller.look_now()  # nothing is served under live keys of before
             nursery.start_soon(self._watch_leadership)
             self.publisher.publish_now()
             nursery.start_soon(keep_running, self.machine, "publisher", self.publisher.run)
             nursery.start_soon(keep_running, self.machine, "reconciler", self.reconciler.run)
             nursery.start_soon(keep_running, self.machine, "engine watch", self._watch_engines)
             nursery.start_soon(keep_running, self.machine, "peers", self.peers.run)
+            nursery.start_soon(keep_running, self.machine, "settings poller", self.settings_poller.run)
+            nursery.start_soon(keep_running, self.machine, "roll-out", self.rollouts.run)
             nursery.start_soon(keep_running, self.machine, "store follower", self._follow_store)
             nursery.start_soon(keep_running, self.machine, "disk watch", self._watch_disk)
             nursery.start_soon(keep_running, self.machine, "housekeeping", self._keep_house)
@@ -468,12 +564,20 @@ class Controller:
         if self.file:
             self.models.replace_from_file(self._objects.catalog)
         else:
-            await self.models.import_once(self._objects.catalog.models)
+            await self._import()
         await self.models.reload()
         self.inventory.set_drains(await drains.load(self.store))
         self.inventory.await_nodes(self.nodes.known.values())
         if self._token_sha256:
             await self.ensure_admin_token(self._token_sha256)
+
+    async def _import(self) -> None:
+        """The first start against an empty store: the file's cluster keys as version 1, and its models, in one transaction."""
+        specs = self._objects.catalog.models
+        imported: list[bool] = []
+        await self.cluster_settings.import_first(lambda con, epoch: imported.append(model_rows.import_unit(con, epoch, specs)))
+        self.models.told_import(imported[-1], specs)
+        await self.settings_poller.look_now()
 
     async def _end_term(self, fenced: bool) -> None:
         """The `on_end` hook: what this control plane began as a leader is over, and its last events are in the store."""
@@ -489,7 +593,8 @@ class Controller:
 
     def _presence(self) -> Presence:
         heard, _ = self.inventory.heard_and_counted(self.settings.reconcile.node_lost_after_s)
-        return Presence(self.leadership.owner, self.address, __version__, heard, self._token_sha256, self._disk_fine)
+        said = self.in_force.said(self.rollouts.up_s)
+        return Presence(self.leadership.owner, self.address, __version__, heard, self._token_sha256, self._disk_fine, said)
 
     async def _watch_disk(self) -> None:
         """A standby's own disk, as a leader's is tried at each renewal: one that takes no writes is nobody to hand over to."""

@@ -51,6 +51,7 @@ class _ClosingEntry:
     deadline_s: float
     generation: int | None = None  # the published list that no longer holds it; None before that
     stop_sent: bool = False
+    ended_under: int | None = None  # the epoch that its agent obeyed when the term ended in which the stop was sent
 
 
 class Inventory:
@@ -139,6 +140,9 @@ class Inventory:
         for replica in entry.replicas:
             entry.ordered.pop(replica, None)
             self._where[replica] = node
+            closing = self._closings.get(replica)
+            if closing is not None and closing.ended_under is not None and obeyed.epoch > closing.ended_under:
+                del self._closings[replica]
         self._prune()
         self._changed()
 
@@ -240,11 +244,18 @@ class Inventory:
     def forget_sent_stops(self) -> None:
         """A new term: whether a stop of before was taken is for the agents' inventories to say."""
         for entry in self._closings.values():
-            entry.stop_sent = False
+            entry.stop_sent, entry.ended_under = False, None
 
     def end_term(self) -> None:
         """Somebody else leads from here on: what was ordered and begun is for that one's inventories to say."""
-        self._closings.clear()
+        kept = {}
+        for replica, closing in self._closings.items():
+            # A stop that is under way may still be taken: until its agent obeys somebody newer, who refuses it, nothing is routed there.
+            if closing.stop_sent and (found := self.find(replica)) is not None:
+                obeys = self._nodes[found[0]].obeys
+                closing.ended_under = obeys.epoch if obeys is not None else 0
+                kept[replica] = closing
+        self._closings = kept
         self._refusals.clear()
         for entry in self._nodes.values():
             entry.ordered.clear()

@@ -41,13 +41,17 @@ class PlanSettings:
 
 @attrs.frozen
 class Desired:
-    """What is asked for. `choices` maps a model to the profile an operator chose; `needs` a profile's digest to its memory."""
+    """What is asked for. `choices` maps a model to the profile an operator chose; `needs` a profile's digest to its memory.
+
+    `paused`: by whom and why nothing may be placed, moved or scaled now; None when nothing is paused.
+    """
 
     catalog: Catalog
     choices: Mapping[str, str] = attrs.field(factory=dict)
     needs: Mapping[str, MemoryNeed] = attrs.field(factory=dict)
     holds: tuple[Hold, ...] = ()  # the active ones
     settings: PlanSettings = PlanSettings()
+    paused: str | None = None
 
 
 @attrs.frozen

@@ -17,6 +17,7 @@ from llmgw.control.leadership import Leadership
 from llmgw.domain.errors import LlmgwError
 from llmgw.domain.ids import OwnerId, holder_name
 from llmgw.domain.ports import Machine
+from llmgw.domain.settings_version import PlaneSettings
 from llmgw.lease.rules import PeerView
 
 PRESENT_S: Final = 1.0  # between a standby's words to the leader
@@ -24,6 +25,7 @@ PRESENT_DEADLINE_S: Final = 2.0
 HEALTHY_S: Final = 3.0  # a standby that was not heard for three of its words is not one to hand over to
 FORGOTTEN_S: Final = 60.0  # members of the cluster are the control planes heard in the last minute (control.md 4)
 RELEASED_DEADLINE_S: Final = 0.5  # a word that saves a standby part of its poll, and is not worth waiting for
+CHANGED_DEADLINE_S: Final = 1.0  # as long as a standby takes to look by itself
 SUCCESSOR_S_MAX: Final = 1.0  # a leader that leaves keeps its agents so long for the next one, which needs about 0.1 s
 ASK_AGAIN_S: Final = 0.05
 log = structlog.get_logger("llmgw.peers")
@@ -34,7 +36,7 @@ class Presence:
     """A standby's word: who it is, where it is reached, and how many nodes it hears.
 
     `token_sha256` is of the admin token in its data directory, which the leader makes valid everywhere. `disk_fine`: that
-    directory takes writes, without which nobody can lead.
+    directory takes writes, without which nobody can lead. `settings` is what it makes of the newest settings.
     """
 
     owner: OwnerId
@@ -43,14 +45,17 @@ class Presence:
     nodes_heard: int
     token_sha256: str = attrs.field(default="", repr=False)
     disk_fine: bool = True
+    settings: PlaneSettings = PlaneSettings()
 
 
 class PeerLink(Protocol):
-    """How one control plane reaches another. Both raise LlmgwError; whoever was told of a release says whether it leads now."""
+    """How one control plane reaches another. All raise LlmgwError; whoever was told of a release says whether it leads now."""
 
     async def present(self, address: str, presence: Presence) -> None: ...
 
     async def say_released(self, address: str) -> bool: ...
+
+    async def say_changed(self, address: str) -> None: ...
 
 
 class NoPeers:
@@ -61,6 +66,9 @@ class NoPeers:
 
     async def say_released(self, address: str) -> bool:
         return False
+
+    async def say_changed(self, address: str) -> None:
+        return None
 
 
 class Peers:
@@ -81,9 +89,12 @@ class Peers:
         self._joined = joined
         self._known: dict[OwnerId, tuple[Presence, float]] = {}
         self._refused = ("", "")  # by whom this one's word was last refused, and how
+        self._changed = trio.Event()  # something that others read every second is new: they are told to look now
 
     async def heard_from(self, presence: Presence) -> None:
         """A standby has presented itself here."""
+        if presence.owner == self._leadership.owner:
+            return  # the lease still names the process that this one has taken the place of, at the same address
         if presence.owner not in self._known:
             log.info("a control plane stands by", name=holder_name(presence.owner), address=presence.address, build=presence.build)
         # A process that was started anew at the same address is one standby, not two.
@@ -104,13 +115,13 @@ class Peers:
         return tuple(one for one, age_s in self.standbys() if age_s <= HEALTHY_S and one.disk_fine)
 
     async def check_healthy(self) -> None:
-        """Before a hand-over: who does not answer now is forgotten, so that the lease is not let go of to nobody."""
+        """Before a hand-over: who does not answer now is none to hand over to, so that the lease is not let go of to nobody."""
         async with trio.open_nursery() as nursery:
             for one in self.healthy():
-                nursery.start_soon(self._forget_if_gone, one)
+                nursery.start_soon(self._doubt_if_gone, one)
         self._compare()
 
-    async def _forget_if_gone(self, one: Presence) -> None:
+    async def _doubt_if_gone(self, one: Presence) -> None:
         with trio.move_on_after(PRESENT_DEADLINE_S):
             try:
                 await self._link.say_released(one.address)  # it looks at the lease, finds it held, and has answered
@@ -118,7 +129,7 @@ class Peers:
                 log.debug("a standby does not answer", address=one.address, why=err.message)
             else:
                 return
-        self._known.pop(one.owner, None)
+        self._known[one.owner] = (one, self._machine.now_s() - HEALTHY_S - PRESENT_S)  # known still, and not one to hand over to
 
     async def wait_leader(self, limit_s: float) -> str:
         """The leader's address, looked for again where none is known; "" after the limit."""
@@ -140,12 +151,33 @@ class Peers:
         """Until cancelled: a standby's word to the leader, and a word of the leader's that lets go."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._say_when_released)
+            nursery.start_soon(self._say_when_changed)
             while True:
                 await self._machine.sleep_until(self._machine.now_s() + PRESENT_S)
                 if self._leadership.is_leader:
                     self._compare()
                 elif address := self.leader_address():
                     await self._present(address)
+
+    def say_changed(self) -> None:
+        """The settings, the roll-out or the pause changed: standbys are told to look now. Their own look each second is the backstop."""
+        self._changed.set()
+
+    async def _say_when_changed(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            async with trio.open_nursery() as nursery:
+                for one, age_s in self.standbys():
+                    if age_s <= HEALTHY_S:
+                        nursery.start_soon(self._tell_changed, one.address)
+
+    async def _tell_changed(self, address: str) -> None:
+        with trio.move_on_after(CHANGED_DEADLINE_S):
+            try:
+                await self._link.say_changed(address)
+            except LlmgwError as err:  # it looks by itself within a second
+                log.debug("a standby did not take our word", address=address, why=err.message)
 
     async def _present(self, address: str) -> None:
         with trio.move_on_after(PRESENT_DEADLINE_S):

@@ -72,6 +72,8 @@ def plan_replicas(desired: Desired, observed: Observed, fresh_ids: Iterator[str]
         by_model.setdefault(replica.model, []).append(replica)
 
     _finish_closings(draft, by_model, closing, nodes)
+    if desired.paused is not None:
+        return _paused_plan(draft, desired, observed, by_model, closing, nodes)
     for name in sorted(by_model.keys() - {model.name for model in desired.catalog.models}):
         _tear_down(draft, name, by_model[name], closing, nodes, desired)
     for model in desired.catalog.models:
@@ -80,6 +82,25 @@ def plan_replicas(desired: Desired, observed: Observed, fresh_ids: Iterator[str]
             _plan_model(draft, model, of_model, closing, nodes, desired, observed)
     busy = draft.under_way or bool(draft.actions or observed.refusals) or bool(draft.blocked)
     again_s = CLOSING_LOOK_AGAIN_S if observed.closings else LOOK_AGAIN_S if busy else IDLE_LOOK_AGAIN_S
+    return Plan(tuple(draft.actions), tuple(draft.reasons), again_s)
+
+
+def _paused_plan(
+    draft: _Draft,
+    desired: Desired,
+    observed: Observed,
+    by_model: dict[str, list[ObservedReplica]],
+    closing: dict[ReplicaId, Closing],
+    nodes: dict[NodeId, ObservedNode],
+) -> Plan:
+    """What was withdrawn before the pause is drained and stopped; nothing else is begun. Agents restart in place by themselves."""
+    text = f"{desired.paused}; nothing is placed, moved or scaled until `llmgw ctl resume`"
+    for name in sorted(by_model.keys() - {model.name for model in desired.catalog.models}):
+        draft.say(f"model/{name}", text)
+    for model in desired.catalog.models:
+        if not _is_settled(model, by_model.get(model.name, []), closing, nodes, desired):
+            draft.say(f"model/{model.name}", text)
+    again_s = CLOSING_LOOK_AGAIN_S if observed.closings else IDLE_LOOK_AGAIN_S
     return Plan(tuple(draft.actions), tuple(draft.reasons), again_s)
 
 

@@ -47,6 +47,8 @@ class _Session:
     outbox: trio.MemorySendChannel[m.ToAgent]
     scope: trio.CancelScope
     replaced: bool = False
+    listening: trio.CancelScope | None = None
+    paced: bool = False
 
     def is_of(self, hello: m.AgentHello) -> bool:
         """Is it the process that says this? One that does not name its instance is taken for that of the same run of its machine."""
@@ -71,6 +73,7 @@ class Sessions:
         self._inventory = inventory
         self._events = events
         self._heartbeat_s = heartbeat_s
+        self._pace_s = heartbeat_s()  # as every agent knows it
         self._sessions: dict[NodeId, _Session] = {}
         self._on_open: list[Callable[[NodeId], None]] = []
         self._on_result: list[Callable[[NodeId, m.CommandResult], None]] = []
@@ -104,6 +107,21 @@ class Sessions:
         except (trio.WouldBlock, trio.BrokenResourceError) as err:
             session.scope.cancel()
             raise Unavailable(f"node {session.name} does not take messages", code="node_not_connected") from err
+
+    def set_pace(self) -> None:
+        """The settings may name another heartbeat: every agent is told, and its silence is judged by it from here on."""
+        if (pace_s := self._heartbeat_s()) == self._pace_s:
+            return
+        self._pace_s = pace_s
+        for node, session in list(self._sessions.items()):
+            with contextlib.suppress(Unavailable):  # the next session begins with it
+                self.send_nowait(node, self._hello())
+            session.paced = True
+            if session.listening is not None:
+                session.listening.cancel()
+
+    def _hello(self) -> m.ServerHello:
+        return m.ServerHello(self._leadership.cluster_id, self._leadership.owner, __version__, self._heartbeat_s())
 
     async def read_log(self, replica: ReplicaId, attempt: int, offset: int, limit: int) -> m.LogChunk:
         """A part of a replica's log, from its agent. Raises NotFound, Unavailable, TimedOut."""
@@ -191,7 +209,7 @@ class Sessions:
             if abs(ahead_s) > CLOCK_WRONG_S:  # logs of the two will not fit together; nothing is judged by it
                 log.warning("a node's clock is not ours", node=facts.name, ahead_s=round(ahead_s))
             log.info("session opened", node=facts.name, peer=channel.peer, build=facts.build)
-            send.send_nowait(m.ServerHello(self._leadership.cluster_id, self._leadership.owner, __version__, self._heartbeat_s()))
+            send.send_nowait(self._hello())
             try:
                 await self._serve(session, receive)
             finally:
@@ -283,11 +301,15 @@ class Sessions:
         while True:
             silence_s = max(SILENT_AFTER_HEARTBEATS * self._heartbeat_s(), 1.0)
             with trio.move_on_after(silence_s) as scope:
+                session.listening = scope
                 try:
                     message = await session.channel.receive()
                 except Invalid as err:  # a channel knows a peer's address, and not whose it is
                     raise Invalid(f"node {session.name} sent {err.message}", code=err.code) from err
             if scope.cancelled_caught:
+                if session.paced:
+                    session.paced = False
+                    continue
                 raise ChannelClosed(f"node {session.name} said nothing for {silence_s:.0f} s")
             self._take(session, message)
             if isinstance(message, m.Goodbye):

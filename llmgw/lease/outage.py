@@ -28,7 +28,7 @@ class Part(enum.Enum):
 
 LEASE_FAULT: Final = "the lease cannot be read; whoever leads goes on"
 BACK: Final = "storage answers again"
-_FIRST: Final[Mapping[Part, str]] = MappingProxyType({
+FIRST: Final[Mapping[Part, str]] = MappingProxyType({
     Part.LEASE: "the lease's store does not answer; whoever leads goes on",
     Part.STORE: "the store takes no writes; what was asked for is kept up",
     Part.READS: "the store does not answer; what was read last is shown",
@@ -47,7 +47,7 @@ class Outage:
         """`part` was tried and failed. Told if nothing failed before; `event` in place of its usual line."""
         if not self._failing:
             self._since_s = now_s
-            log.warning(event or _FIRST[part], why=why)
+            log.warning(event or FIRST[part], why=why)
         elif part not in self._failing:
             log.debug("another part of the storage fails too", part=part.value, why=why)
         self._failing.add(part)

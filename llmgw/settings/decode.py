@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar, Union
 import attrs
 
 from llmgw.domain.errors import Fault
-from llmgw.domain.setting import SettingMeta
+from llmgw.domain.setting import TABLE, SettingMeta
 from llmgw.domain.words import a_kind, a_value, kinds
-from llmgw.settings.schema import NAMES, TABLE, Checked, meta_of
+from llmgw.settings.schema import NAMES, Checked, meta_of
 
 T = TypeVar("T")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+\Z")
@@ -94,7 +94,7 @@ def read_table(cls: type[T], raw: object, path: str, faults: list[Fault], elsewh
         if value is MISSING:
             continue
         if NAMES in field.metadata:
-            faults += _name_faults(field.metadata[NAMES], value, at)
+            faults += name_faults(field.metadata[NAMES], value, at)
         given[field.name] = value
     table = _with_stand_ins(cls, given)
     if isinstance(table, Checked):
@@ -123,7 +123,7 @@ def _with_stand_ins(cls: type[T], given: Mapping[str, Any]) -> T:
     return cls(**given, **{name: () if typing.get_origin(types_of[name]) is tuple else types_of[name]() for name in needed})
 
 
-def _name_faults(known: tuple[str, ...], given: Mapping[str, Any], path: str) -> list[Fault]:
+def name_faults(known: tuple[str, ...], given: Mapping[str, Any], path: str) -> list[Fault]:
     """The faults of a table of tables whose names are fixed."""
     found = []
     for name in given:

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import attrs
 
-from llmgw.domain.setting import Scope, SettingMeta
+from llmgw.domain.setting import TABLE, Scope, SettingMeta
 from llmgw.domain.words import kind_word, kinds
 from llmgw.settings.decode import field_types, join, number_text, range_text
-from llmgw.settings.schema import TABLE, EndpointTable, KeyTable, ModelTable, Settings, meta_of
+from llmgw.settings.schema import EndpointTable, KeyTable, ModelTable, Settings, meta_of
 
 ENGINE_SHOWN: Final = "vllm"  # the name that stands for <name> in [engines.<name>]
 

@@ -34,6 +34,10 @@ RETRY_AFTER_S: Final = 5.0  # a full disk or a busy file is looked at again by w
 SIDE_FILES: Final = ("wal", "shm", "journal")  # SQLite's, beside the file
 
 
+class StoreBusy(Unavailable):
+    """Another process keeps the file locked. Nobody need repair anything: it ends with that process, or when that lets go."""
+
+
 class Run(Protocol):
     """Runs one plain function off the loop, or inline; is not abandoned on cancel, so that the outcome is known."""
 
@@ -248,7 +252,7 @@ def translated(path: str) -> Iterator[None]:
     try:
         yield
     except apsw.BusyError as err:
-        raise Unavailable(
+        raise StoreBusy(
             f"another process has kept the store {path} locked for {BUSY_TIMEOUT_MS / 1000:g} s",
             code=STORAGE_UNAVAILABLE,
             retry_after_s=RETRY_AFTER_S,

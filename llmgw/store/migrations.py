@@ -36,7 +36,10 @@ def _step(version: int, name: str, *, min_reader: int, min_writer: int) -> Step:
     return Step(version, min_reader, min_writer, sql)
 
 
-STEPS: Final = (_step(1, "first", min_reader=1, min_writer=1),)
+STEPS: Final = (
+    _step(1, "first", min_reader=1, min_writer=1),
+    _step(2, "settings", min_reader=1, min_writer=1),  # tables that an older build does not touch
+)
 SCHEMA: Final = STEPS[-1].version
 
 

@@ -78,7 +78,7 @@ async def remove(
 
 async def import_once(store: Store, epoch: int, models: Iterable[ModelSpec]) -> bool:
     """Takes a file's models at the first start of a cluster: True for the one caller that did, False for every later one."""
-    return await store.write(_import_once, epoch, tuple(models))
+    return await store.write(import_unit, epoch, tuple(models))
 
 
 def read_models(connection: apsw.Connection) -> ModelRows:
@@ -136,7 +136,8 @@ def _remove(connection: apsw.Connection, epoch: int, name: str, expected: int | 
     return revision
 
 
-def _import_once(connection: apsw.Connection, epoch: int, specs: tuple[ModelSpec, ...]) -> bool:
+def import_unit(connection: apsw.Connection, epoch: int, specs: tuple[ModelSpec, ...]) -> bool:
+    """What `import_once` does, for a write that imports more."""
     if meta.read_meta(connection).models_imported:
         return False
     connection.execute("UPDATE meta SET models_imported = 1")

@@ -86,7 +86,9 @@ def dev_main(loaded: Loaded, *, port: int | None, admin_port: int | None, data_d
         demo.check_installed()
     if isinstance(nodes, Simulated):
         nodes.check()
-    run_role(_main, attrs.evolve(loaded, settings=settings), data_dir, nodes)
+    # Not in the store's document: whether keys are asked for depends on where this run listens.
+    habits = {} if "auth.required" in loaded.given else {"auth.required": settings.auth.required}
+    run_role(_main, attrs.evolve(loaded, settings=settings, habits=habits), data_dir, nodes)
     return EXIT_OK
 
 

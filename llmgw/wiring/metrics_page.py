@@ -16,10 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from llmgw.admin.metrics import Metrics as AdminMetrics
 from llmgw.control.controller import Controller, Objects
 from llmgw.control.leadership import Candidacy
+from llmgw.control.settings_in_force import SettingsInForce
 from llmgw.domain.ids import ClusterId, EndpointId, OwnerId
 from llmgw.domain.model import Catalog, ModelSpec, Profile
 from llmgw.router.metrics import EndpointFigures, Following, render
 from llmgw.router.metrics import Metrics as RouterMetrics
+from llmgw.settings.load import Loaded
 from llmgw.settings.schema import Settings
 from llmgw.sim.machine import SimMachine
 from llmgw.store.connection import MEMORY, Store
@@ -29,7 +31,7 @@ HEAD: Final = """# Metrics
 
 Generated from what the roles render; do not edit. `GET /metrics` in Prometheus' text format: on the router's port what the router
 counts, on the admin port what the control plane knows. Open on loopback; elsewhere it asks for the token of `[metrics] token`. Label
-values come from the catalog: no user, key or invented model name becomes one.
+values come from the catalog and the settings: no user, key or invented model name becomes one.
 """
 
 
@@ -54,6 +56,7 @@ def _without_created(lines: Iterable[str]) -> list[str]:
 def _router_text() -> str:
     metrics = RouterMetrics()
     metrics.finished("model", 200, 0.1, 0.05)
+    metrics.hit("rule", "block")
     following = Following({"http://127.0.0.1:8081": True}, "", 0, 0.0, 0.0, False)
     return render(metrics, {EndpointId("endpoint"): EndpointFigures(0, 0, 0, 0, False)}, 0, 0, following).decode()
 
@@ -63,7 +66,11 @@ async def _admin_text() -> str:
     store = await Store.open(MEMORY, machine.run_sync)
     model = ModelSpec("model", (Profile("p", "command", command=("x",), gpus=0),))
     controller = Controller(
-        machine, store, Settings(), Objects(Catalog((model,))), candidacy=Candidacy.sole(ClusterId("c"), OwnerId("o"), Path("/"))
+        machine,
+        store,
+        SettingsInForce(Loaded(Settings())),
+        Objects(Catalog((model,))),
+        candidacy=Candidacy.sole(ClusterId("c"), OwnerId("o"), Path("/")),
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(controller.run)

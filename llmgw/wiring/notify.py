@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from typing import Final
 
 from llmgw.domain.ports import Machine
@@ -26,14 +26,33 @@ class Notifier:
     def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self.watchdog_s = watchdog_s
+        self._serves = False
+
+    @property
+    def supervised(self) -> bool:
+        """Does somebody listen, who starts this process again when it ends?"""
+        return bool(self._address)
 
     def ready(self) -> None:
         """What this process is for, it now does; also said when a reload is over."""
+        self._serves = True
         self._send("READY=1")
 
     def reloading(self) -> None:
         """The settings are read anew; `ready` must follow."""
         self._send("RELOADING=1")
+
+    @contextlib.contextmanager
+    def reload(self) -> Iterator[None]:
+        """Around something that is read anew; before this process serves it is a part of the start."""
+        if not self._serves:
+            yield
+            return
+        self.reloading()
+        try:
+            yield
+        finally:
+            self.ready()
 
     def stopping(self) -> None:
         """The orderly end has begun."""

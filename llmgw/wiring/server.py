@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -28,28 +28,31 @@ from llmgw.admin.relay import RouterAddress
 from llmgw.admin.serve import bind_admin, serve_admin
 from llmgw.admin.sign_in import SignIn
 from llmgw.agent.checkpoints import size_bytes
+from llmgw.control import settings_boot
 from llmgw.control.controller import Controller, Objects, first_token
 from llmgw.control.leadership import Candidacy
-from llmgw.control.settings_poller import poll_file
-from llmgw.domain.errors import EXIT_OK, Invalid, StaleEpoch
+from llmgw.control.settings_boot import Boot
+from llmgw.control.settings_in_force import SettingsInForce
+from llmgw.control.settings_poller import boot
+from llmgw.domain.errors import EXIT_OK, Conflict, Invalid, StaleEpoch
 from llmgw.domain.ids import OWNER_RANDOM_BYTES, ClusterId, OwnerId, owner_id
 from llmgw.domain.ports import Machine
-from llmgw.domain.setting import Scope
 from llmgw.lease.file import LEASE_FILE, LOCK_FILE, FileLeases, FileLock, boot_id
 from llmgw.lease.rules import Candidate
 from llmgw.lease.timings import LeaseTimings
 from llmgw.router.listener import public_tls, serve
-from llmgw.settings.load import Loaded, Role, load_bytes, table_scope
+from llmgw.settings.load import Loaded, Role, load_bytes
 from llmgw.settings.schema import LeaseSettings, Settings
 from llmgw.settings.secrets import resolve
 from llmgw.store import meta, migrations
-from llmgw.store.connection import Store
+from llmgw.store.connection import Store, StoreBusy
 from llmgw.wiring.data_dir import claim
 from llmgw.wiring.dialling import trusting
+from llmgw.wiring.dry_load import dry_load
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.memory import calm_collector
-from llmgw.wiring.notify import take_notifier
+from llmgw.wiring.notify import Notifier, take_notifier
 from llmgw.wiring.router import LogWriter, make_router, router_tls
 from llmgw.wiring.runs import run_role
 from llmgw.wiring.signals import wait_for_stop
@@ -83,15 +86,49 @@ class Running:
 
 
 def server_main(loaded: Loaded) -> int:
-    """Runs a control plane until it is told to end. Raises LlmgwError when it cannot run."""
+    """Runs a control plane until it is told to end, or until its settings ask for a restart. Raises LlmgwError when it cannot run.
+
+    A supervisor starts it again then; where there is none it becomes a new process in place.
+    """
     configure_logs(loaded.settings.log)
-    run_role(_main, loaded)
+    notifier = take_notifier(os.environ)
+    ends = Ends()
+    try:
+        run_role(_main, loaded, notifier, ends)
+    except Exception as err:
+        ends.failed(err)
+        raise
+    if ends.restart and not notifier.supervised:
+        os.execv(sys.executable, sys.orig_argv)
     return EXIT_OK
 
 
-async def _main(loaded: Loaded) -> None:
+class Ends:
+    """How this process came to its end: `restart` is why it is to start again, "" for good."""
+
+    def __init__(self) -> None:
+        self.restart = ""
+        self._folder: Path | None = None
+        self._version = 0
+        self._began_s = 0.0
+
+    def booting(self, machine: Machine, folder: Path, version: int) -> None:
+        """The process has begun on this version of the settings."""
+        self._folder, self._version, self._began_s = folder, version, machine.now_s()
+        self._machine = machine
+
+    def failed(self, err: Exception) -> None:
+        """It ends by its own fault. Soon after its start that is put down to the version that it started with."""
+        if isinstance(err, Invalid | Conflict):  # of a file or a port: a person repairs it, and no other version would do better
+            return
+        if self._folder is None or self._machine.now_s() - self._began_s > settings_boot.PROVEN_S:
+            return
+        marks = settings_boot.load_marks(self._machine.disk, self._folder)
+        settings_boot.save_marks(self._machine.disk, self._folder, marks.failed(self._version, str(err) or type(err).__name__))
+
+
+async def _main(loaded: Loaded, notifier: Notifier, ends: Ends) -> None:
     machine = RealMachine()
-    notifier = take_notifier(os.environ)
     stops: list[Callable[[], None]] = []
     async with trio.open_nursery() as nursery:
 
@@ -109,8 +146,20 @@ async def _main(loaded: Loaded) -> None:
             nursery.start_soon(notifier.beat, machine)
             notifier.ready()
 
+        def restart(why: str) -> None:
+            ends.restart = why
+            stop()
+
         async def serve_all() -> None:
-            await run_control_plane(machine, loaded, task_status=trio.TASK_STATUS_IGNORED, ready=serving)
+            await run_control_plane(
+                machine,
+                loaded,
+                task_status=trio.TASK_STATUS_IGNORED,
+                ready=serving,
+                restart=restart,
+                booting=ends.booting,
+                reloading=notifier.reload,
+            )
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(serve_all)
@@ -121,12 +170,17 @@ async def run_control_plane(
     loaded: Loaded,
     *,
     ready: Callable[[Running], None] = lambda running: None,
+    restart: Callable[[str], None] | None = None,
+    booting: Callable[[Machine, Path, int], None] = lambda machine, folder, version: None,
+    reloading: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     stop_drain_s_max: float = float("inf"),
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Runs until `Running.stop` was called and everything has ended, or until cancelled. Says started() when it serves.
 
-    Running answers are given `route.drain_s` at the end, and no more than `stop_drain_s_max`.
+    Running answers are given `route.drain_s` at the end, and no more than `stop_drain_s_max`. `restart` is called when the settings
+    ask for a graceful restart (None: nobody restarts this process). `booting` is told the version that it starts with; `reloading`
+    stands around each change of the settings that is taken live.
     Raises Conflict when the data directory or a port belongs to another process. A store may be shared: one of its control
     planes leads, the others stand by.
     """
@@ -148,11 +202,25 @@ async def run_control_plane(
         admin_tls = public_tls(settings.tls.certificate, settings.tls.key) if settings.tls.certificate else None
         admin_url = f"{'https' if admin_tls else 'http'}://{_shown(admin_sockets[0])}"
 
-        store = await Store.open(path, machine.run_sync)
+        store = await _open_store(machine, path)
         held.callback(store.close)
         facts = await meta.load(store)
         cluster_id = await _cluster_id(store, facts, f"c-{machine.fresh_hex(CLUSTER_ID_BYTES)}")
         shared = store_path is not None
+        file = "" if shared else str(loaded.path or loaded.source)
+        begun = Boot() if file else await boot(machine, store, data_dir, loaded)
+        in_force = SettingsInForce(
+            loaded,
+            begun.read,
+            restarts=restart is not None,
+            settles_alone=not shared,
+            refused=begun.refused,
+            why=begun.why,
+        )
+        if begun.refused:
+            log.error("a settings version is not taken here; an earlier one is in force", version=begun.refused, why=begun.why)
+        booting(machine, data_dir, in_force.started_with)
+        settings = in_force.settings
         if shared and (data_dir / PRIVATE_STORE).exists():
             log.warning("there is a store of a time without [store], which is not read any more", file=str(data_dir / PRIVATE_STORE))
         owner = OwnerId(owner_id(settings.server.name or socket.gethostname().partition(".")[0], machine.fresh_hex(OWNER_RANDOM_BYTES)))
@@ -174,15 +242,19 @@ async def run_control_plane(
         controller = Controller(
             machine,
             store,
-            settings,
+            in_force,
             Objects(loaded.catalog, loaded.keys, loaded.endpoints),
             candidacy=candidacy,
-            file="" if shared else str(loaded.path or loaded.source),
+            file=file,
             address=address,
             link=peers,
             token_sha256=hash_token(admin_token),
             size_of=_size_of,
             secret=lambda name: os.environ.get(name, ""),
+            load=lambda data: attrs.evolve(load_bytes(data, source=str(loaded.path), role=Role.SERVER), path=loaded.path),
+            dry_load=partial(dry_load, source=str(loaded.path or ""), running=(settings.server.admin_listen, settings.router.listen)),
+            restart=restart or (lambda why: None),
+            reloading=reloading,
         )
         auth = AdminAuth(own=first_token(hash_token(admin_token), machine.wall_s()), control_token=control_token)
         controller.on_reread(partial(auth.reload, store))
@@ -193,7 +265,7 @@ async def run_control_plane(
             held.callback(writer.flush)
             if settings.router.embedded:
                 # In this process plain calls go both ways. It knows policy, catalog and endpoints before its port opens.
-                router = make_router(machine, loaded, writer)
+                router = make_router(machine, attrs.evolve(loaded, settings=settings), writer)
                 controller.live.add_sink(router)
                 controller.add_router(router, router, router)
                 nursery.start_soon(writer.run, machine)
@@ -220,8 +292,6 @@ async def run_control_plane(
             if router is not None:
                 listening = await nursery.start(serve, router, settings.router.listen, router_port_tls)
             await nursery.start(partial(serve_admin, app, admin_sockets, tls=admin_tls))
-            if loaded.path is not None:
-                nursery.start_soon(_poll, machine, loaded, controller)
             draining, drained, stopping = trio.Event(), trio.Event(), trio.Event()
 
             async def drain() -> None:
@@ -265,6 +335,22 @@ async def run_control_plane(
             nursery.cancel_scope.cancel()
 
 
+async def _open_store(machine: Machine, path: Path) -> Store:
+    """Waits for a store that another process keeps locked. Raises what `Store.open` raises for all that a person must repair."""
+    told = False
+    while True:
+        try:
+            store = await Store.open(path, machine.run_sync)
+        except StoreBusy as err:
+            if not told:
+                log.warning("the store cannot be opened yet; waiting for it", why=err.message)
+            told = True
+        else:
+            if told:
+                log.info("the store can be opened", file=str(path))
+            return store
+
+
 async def _cluster_id(store: Store, facts: meta.Meta, fresh: str) -> ClusterId:
     """The store's, made when it has none. Another control plane that starts at the same instant may make it, and lead, meanwhile."""
     while facts.cluster_id is None:
@@ -297,34 +383,6 @@ def _check_apart(tokens: Mapping[Path, str]) -> None:
 
 def _peers_tls(settings: Settings) -> ssl.SSLContext:
     return trusting(settings.tls.ca) if settings.tls.ca else ssl.create_default_context()
-
-
-async def _poll(machine: Machine, loaded: Loaded, controller: Controller) -> None:
-    path = loaded.path
-    assert path is not None
-
-    def load(data: bytes) -> Loaded:
-        return load_bytes(data, source=str(path), role=Role.SERVER)
-
-    def apply(changed: Loaded) -> None:
-        controller.replace_settings(
-            live_part(controller.settings, changed.settings), Objects(changed.catalog, changed.keys, changed.endpoints)
-        )
-        for warning in changed.warnings:
-            log.warning(warning, file=str(path))
-
-    def refused(why: str) -> None:
-        controller.events.record("settings.refused", "settings", f"{path} was changed and does not load: {why}")
-
-    await poll_file(machine, path, load, apply, refused)
-
-
-def live_part(before: Settings, after: Settings) -> Settings:
-    """`after`, with the machine keys of `before`: those take effect at the next start."""
-    kept = {field.name: getattr(before, field.name) for field in attrs.fields(Settings) if table_scope(field.name) is Scope.MACHINE}
-    if any(getattr(after, name) != value for name, value in kept.items()):
-        log.warning("machine keys have changed; they take effect at the next start")
-    return attrs.evolve(after, **kept)
 
 
 def _size_of(checkpoint: str) -> int | None:

@@ -17,9 +17,12 @@ from llmgw.admin.limits import Limits
 from llmgw.admin.serve import bind_admin, serve_admin
 from llmgw.control.controller import Controller, Objects
 from llmgw.control.leadership import Candidacy
+from llmgw.control.settings_in_force import SettingsInForce
 from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.domain.model import Catalog
+from llmgw.settings.load import Loaded
 from llmgw.settings.schema import Settings
+from llmgw.store import settings as settings_rows
 from llmgw.store.admin_tokens import AdminToken, Role
 from llmgw.store.connection import MEMORY, Store
 from llmgw.wiring.machine import RealMachine
@@ -148,14 +151,18 @@ async def until(condition, what: str = "a state") -> None:
 
 
 @asynccontextmanager
-async def running_admin(data_dir, limits=None, *, objects=None, store=None, tls=None, kernel_stall_s=None, router=lambda: None, **more):
+async def running_admin(
+    data_dir, limits=None, *, imported=True, objects=None, store=None, tls=None, kernel_stall_s=None, router=lambda: None, **more
+):
     limits = limits or Limits()
     machine = RealMachine()
     store = store or await Store.open(MEMORY, inline)
+    if imported:
+        await settings_rows.import_first(store, 0, "", "", 0.0)  # so that a test's own events and entries are the first
     controller = Controller(
         machine,
         store,
-        Settings(),
+        SettingsInForce(Loaded(Settings())),
         objects or Objects(Catalog()),
         candidacy=Candidacy.sole(ClusterId("c1"), OwnerId("ctl-1-0011223344556677"), data_dir),
         **more,

@@ -354,7 +354,9 @@ async def test_status_tells_what_needs_a_person(admin):
     assert (sum(status["models"].values()), status["replicas"], status["nodes"]) == (1, {}, {})
     (problem,) = status["problems"]
     assert problem.startswith("model m1: 0 of 1 ready")
-    assert set(status) == {"cluster_id", "leader", "build", "store", "models", "replicas", "nodes", "router", "problems", "problems_more"}
+    assert set(status) == {
+        "cluster_id", "leader", "build", "store", "settings", "models", "replicas", "nodes", "router", "problems", "problems_more",
+    }  # fmt: skip
 
 
 async def test_status_stays_small_however_large_the_cluster_is(admin):
@@ -423,7 +425,7 @@ async def test_ready_has_reasons_and_metrics_follow_the_cluster(admin):
 async def test_every_order_leaves_an_entry_with_who_and_from_where(admin):
     await put(admin, "m1", table("m1"), If_None_Match="*")
     await admin.call("POST", "/api/v1/holds", {"facility": "room-1", "reason": "power"}, ADMIN)
-    entries = await audit.latest(admin.controller.store)
+    entries = await audit.latest(admin.controller.store, 2)
     assert [(entry.who, entry.peer, entry.what, entry.object) for entry in entries] == [
         ("admin", "127.0.0.1", "hold", "facility/room-1"),
         ("operator", "127.0.0.1", "put", "model/m1"),

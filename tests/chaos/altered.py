@@ -133,6 +133,54 @@ def wall_clock(file: Path) -> None:
     time.time = stepped
 
 
+RETRIES_UNKNOWN = 7  # a version that sets route.retries to this is none for a machine whose older build does not know it
+POLL_STARTING_S, POLL_LEADING_S = 0.31, 0.32  # versions that set lease.poll_s to this end whoever starts, or leads, with them
+
+
+def knows_one_key_less() -> None:
+    """This machine's build does not know what a version says."""
+    from llmgw.control import settings_in_force
+    from llmgw.domain.errors import Fault, Invalid
+
+    parse = settings_in_force.parse_document
+
+    def refusing(text: str | bytes, source: str) -> Any:
+        document = parse(text, source)
+        if document.settings.route.retries == RETRIES_UNKNOWN:
+            raise Invalid.of(f"{source} is not valid", (Fault("route.retries", "unknown key on this machine"),))
+        return document
+
+    settings_in_force.parse_document = refusing
+
+
+def dies_starting() -> None:
+    """A version that loads, and ends the process that starts with it."""
+    from llmgw.wiring import server
+
+    make = server.file_candidacy
+
+    def dying(machine: Any, store: Any, data_dir: Any, me: Any, lease: Any, known_epoch: int) -> Any:
+        if lease.poll_s == POLL_STARTING_S:
+            raise RuntimeError("this version does not start")
+        return make(machine, store, data_dir, me, lease, known_epoch)
+
+    server.file_candidacy = dying
+
+
+def dies_leading() -> None:
+    """A version that runs well until its process leads."""
+    from llmgw.control.controller import Controller
+
+    reload = Controller._reload
+
+    async def dying(self: Controller, epoch: int) -> None:
+        if self.settings.lease.poll_s == POLL_LEADING_S:
+            os._exit(70)
+        await reload(self, epoch)
+
+    Controller._reload = dying  # type: ignore[method-assign]
+
+
 CHANGES: dict[str, Callable[..., None]] = {
     "no-epoch-check": no_epoch_check,
     "freezes-before-a-change": freezes_before_a_change,
@@ -140,6 +188,9 @@ CHANGES: dict[str, Callable[..., None]] = {
     "freezes-in-a-write": freezes_in_a_write,
     "answers-before-the-commit": answers_before_the_commit,
     "wall-clock": wall_clock,
+    "knows-one-key-less": knows_one_key_less,
+    "dies-starting": dies_starting,
+    "dies-leading": dies_leading,
 }
 
 

@@ -91,7 +91,7 @@ def fake_api() -> Iterator[FakeApi]:
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_POST = do_PUT = do_DELETE = handle_one
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one
 
         def log_message(self, format: str, *args: object) -> None:
             pass

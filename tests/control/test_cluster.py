@@ -21,6 +21,7 @@ from llmgw.agent.fence import FILE as FENCE_FILE
 from llmgw.control.controller import Controller, Objects
 from llmgw.control.leadership import Candidacy
 from llmgw.control.sessions import ANSWER_S
+from llmgw.control.settings_in_force import SettingsInForce
 from llmgw.domain.endpoint import AbsenceReason, EndpointUse
 from llmgw.domain.errors import Conflict, Invalid, NotFound, PreconditionFailed, Unavailable
 from llmgw.domain.event import Level
@@ -37,10 +38,13 @@ from llmgw.lease.record import LeaseRecord
 from llmgw.lease.store import Unknown
 from llmgw.protocol import messages as m
 from llmgw.protocol.channel import ChannelClosed
-from llmgw.settings.schema import EngineSettings, ReconcileSettings, Settings
+from llmgw.settings.document import EMPTY, with_keys
+from llmgw.settings.load import Loaded
+from llmgw.settings.schema import ReconcileSettings, Settings
 from llmgw.sim.channel import SimChannel, channel_pair
 from llmgw.sim.node import gpus
 from llmgw.sim.replicas import Behaviour
+from llmgw.store.audit import CLUSTER
 from llmgw.store.connection import Store
 from tests.control.world import World, model, run_world
 
@@ -825,7 +829,7 @@ def test_while_a_leader_warms_its_owner_is_shown() -> None:
         controller = Controller(
             world.machine,
             await Store.open(":memory:", world.machine.run_sync),
-            Settings(),
+            SettingsInForce(Loaded(Settings())),
             Objects(Catalog()),
             candidacy=Candidacy.sole(ClusterId("c1"), OwnerId("ctl-1"), Path("/data")),
         )
@@ -984,8 +988,8 @@ def test_an_engine_whose_program_the_settings_name_is_placed_where_the_agent_fou
         node = await world.add_node("n1", engines=())
         await trio.sleep(10)
         assert "was not found on the node" in controller.explain("model/a").rejections[0].text
-        settings = attrs.evolve(world.settings, engines={"vllm": EngineSettings(command=("/opt/vllm",))})
-        controller.replace_settings(settings, Objects())
+        document = with_keys(controller.in_force.document or EMPTY, {"engines.vllm.command": ["/opt/vllm"]})
+        await controller.cluster_settings.write(document, 1, "", None, CLUSTER)
         await world.wait(lambda: len(world.served("a")) == 1)
         assert node.replicas.reports()[0].order.engine_command == ("/opt/vllm",)
 

@@ -12,10 +12,13 @@ import trio.testing
 
 from llmgw.control.controller import Controller, Objects
 from llmgw.control.leadership import Candidacy
+from llmgw.control.settings_in_force import SettingsInForce
 from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.domain.model import ENGINES, Catalog, ModelSpec, Profile, ReplicaCounts
 from llmgw.domain.node import Device
 from llmgw.domain.replica import ReplicaState
+from llmgw.settings.document import cluster_values_of
+from llmgw.settings.load import Loaded
 from llmgw.settings.schema import Settings
 from llmgw.sim.channel import SimChannel, SimNetwork
 from llmgw.sim.machine import SimMachine
@@ -74,7 +77,7 @@ class World:
         controller = Controller(
             self.machine,
             self.store,
-            self.settings,
+            SettingsInForce(Loaded(self.settings, cluster_values=cluster_values_of(self.settings))),
             Objects(Catalog(specs)),
             candidacy=Candidacy.sole(ClusterId("c1"), OwnerId(f"ctl-{self.starts}"), Path("/data")),
             file=self.file,

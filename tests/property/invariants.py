@@ -14,15 +14,27 @@ from llmgw.lease.record import RecordState
 from llmgw.protocol.messages import Command, CommandResult, Inventory, LeaderHello, Outcome, StartReplica, StopReplica
 from llmgw.protocol.router_messages import ROUTER_SILENT_S, RouterReport
 from tests.property.world import (
+    DELAY_S,
+    TIMEOUT_S,
     Arrived,
     Claim,
+    Crashed,
+    Edited,
     Engine,
     Entry,
+    FileSaved,
+    Gone,
     Happened,
+    InForce,
     Left,
     Listed,
+    Obeys,
     Recorded,
+    Refuses,
+    Restarts,
+    Serves,
     Stood,
+    Stored,
     Wrote,
 )
 
@@ -30,6 +42,8 @@ History = Sequence[Entry]
 SURGE: Final = 1  # more of a model than asked for while it is updated or moved
 SETTLE_S: Final = 60.0  # what was wanted so long ago may still be on its way out
 THAW_S: Final = 2.0  # what a frozen process had in its hands leaves it by then
+UP_S: Final = 5.0  # a process that has served for so long has not died while starting
+HEARD_S: Final = 4.0  # who has died so lately may still count as heard, and a word of the leader's be under way
 LATE_S: Final = 0.5  # two clocks disagree about five seconds by far less
 
 
@@ -200,6 +214,126 @@ def publish_before_stop(history: History) -> Iterable[str]:
                     yield f"{entry.at_s}: {entry.replica} is stopped while {router} lists it"
 
 
+def settings_linear(history: History) -> Iterable[str]:
+    """The versions of the settings are 1, 2, 3 ..., each edited from the one before it: nobody's edit is lost without a word."""
+    newest = 0
+    for entry in history:
+        if isinstance(entry, Stored):
+            if (entry.version, entry.parent) != (newest + 1, newest):
+                yield f"{entry.at_s}: after version {newest} comes {entry.version}, edited from {entry.parent}"
+            newest = entry.version
+        elif isinstance(entry, Edited) and entry.version != entry.base + 1:
+            yield f"{entry.at_s}: an edit that began from version {entry.base} became {entry.version}"
+
+
+def one_import(history: History) -> Iterable[str]:
+    """Of however many first starts exactly one imports version 1."""
+    firsts = [entry for entry in history if isinstance(entry, Stored) and entry.version == 1]
+    if len(firsts) > 1:
+        yield f"version 1 is imported at {' and '.join(str(entry.at_s) for entry in firsts)}"
+
+
+def never_unloadable(history: History) -> Iterable[str]:
+    """No process acts on a version that its machine refuses."""
+    refused: set[tuple[str, str]] = set()
+    for entry in history:
+        if isinstance(entry, Refuses):
+            refused.add((entry.plane, entry.sha256))
+        elif isinstance(entry, InForce) and (entry.plane, entry.sha256) in refused:
+            yield f"{entry.at_s}: {entry.plane} acts on version {entry.live}, which does not load there"
+
+
+def no_torn(history: History) -> Iterable[str]:
+    """What is in force is, to the letter, what was stored, and a machine's file as somebody has written it as a whole."""
+    stored: dict[int, str] = {}
+    files: set[tuple[str, str]] = set()
+    for entry in history:
+        if isinstance(entry, Stored):
+            stored[entry.version] = entry.sha256
+        elif isinstance(entry, FileSaved):
+            files.add((entry.plane, entry.sha256))
+        elif isinstance(entry, InForce):
+            if entry.live and entry.live in stored and stored[entry.live] != entry.sha256:
+                yield f"{entry.at_s}: {entry.plane} acts on a version {entry.live} that nobody has written"
+            if (entry.plane, entry.file_sha256) not in files:
+                yield f"{entry.at_s}: {entry.plane} acts on a file that nobody has written"
+
+
+def nothing_before_durable(history: History) -> Iterable[str]:
+    """Nothing is in force anywhere, nor in a router's policy, that the store had not taken before."""
+    versions: set[int] = set()
+    markers: set[int] = set()
+    for entry in history:
+        if isinstance(entry, Stored):
+            versions.add(entry.version)
+            markers.add(entry.marker)
+        elif isinstance(entry, InForce) and entry.live and entry.live not in versions:
+            yield f"{entry.at_s}: {entry.plane} acts on version {entry.live}, which is not stored"
+        elif isinstance(entry, Obeys) and versions and entry.marker not in markers:
+            yield f"{entry.at_s}: {entry.router} obeys a policy of no version that is stored"
+
+
+def max_one_down(history: History) -> Iterable[str]:
+    """From the beginning of a restart that settings asked for until that process is well again, no other one begins; a process
+    that does not come back is waited for as long as `rollout.standby_timeout_s` says."""
+    down: dict[str, float] = {}  # since when
+    up: dict[str, float] = {}
+    for entry in history:
+        if isinstance(entry, Serves):
+            up[entry.plane] = entry.at_s
+        elif isinstance(entry, Gone):
+            up_s = up.pop(entry.plane, None)
+            if up_s is not None and up_s > down.get(entry.plane, up_s) and entry.at_s - up_s >= UP_S - LATE_S:
+                down.pop(entry.plane, None)  # it was well again, and this has another cause
+        elif isinstance(entry, Restarts):
+            for other, since_s in down.items():
+                well = other in up and up[other] > since_s and entry.at_s - up[other] >= UP_S - LATE_S
+                if other != entry.plane and not well and entry.at_s - since_s < TIMEOUT_S - LATE_S:
+                    yield f"{entry.at_s}: {entry.plane} restarts; {other} does since {since_s} and is not well again"
+                elif well:
+                    down[other] = float("-inf")
+            down[entry.plane] = entry.at_s
+
+
+def leader_last(history: History) -> Iterable[str]:
+    """Nobody restarts while it leads and others are there; and where one leads with the version that others restart into, it has
+    shown for `rollout.leader_delay_s` that it can."""
+    leads: dict[str, tuple[int, float]] = {}  # control plane -> (its epoch, since when it is confirmed)
+    runs: dict[str, int] = {}
+    into: dict[int, set[str]] = defaultdict(set)
+    for entry in history:
+        if isinstance(entry, Claim):
+            if entry.role is not LeaseRole.CONFIRMED:
+                if entry.role is not LeaseRole.UNCONFIRMED:
+                    leads.pop(entry.plane, None)
+            elif leads.get(entry.plane, (0, 0.0))[0] != entry.epoch:
+                leads[entry.plane] = (entry.epoch, entry.at_s)
+        elif isinstance(entry, InForce):
+            runs[entry.plane] = entry.applied
+        elif isinstance(entry, Gone):
+            leads.pop(entry.plane, None)
+        elif isinstance(entry, Restarts):
+            if entry.leads and entry.others:
+                yield f"{entry.at_s}: {entry.plane} restarts while it leads, and {', '.join(entry.others)} could"
+            for leader, (_, since_s) in leads.items():
+                first = runs.get(leader) == entry.version and leader in into[entry.version]
+                if first and leader != entry.plane and entry.at_s - since_s < DELAY_S - LATE_S:
+                    yield f"{entry.at_s}: {entry.plane} restarts into {entry.version}, with which {leader} leads only since {since_s}"
+            into[entry.version].add(entry.plane)
+
+
+def canary_stops(history: History) -> Iterable[str]:
+    """With a version with which a process has ended by its own fault nobody else is restarted."""
+    crashed: dict[int, tuple[float, str]] = {}
+    for entry in history:
+        if isinstance(entry, Crashed) and entry.version:
+            crashed.setdefault(entry.version, (entry.at_s, entry.plane))
+        elif isinstance(entry, Restarts) and entry.version in crashed:
+            at_s, plane = crashed[entry.version]
+            if plane != entry.plane and entry.at_s - at_s > HEARD_S:
+                yield f"{entry.at_s}: {entry.plane} restarts into {entry.version}, with which {plane} crashed at {at_s}"
+
+
 INVARIANTS: Final[dict[str, Callable[[History], Iterable[str]]]] = {
     "EpochUnique": epoch_unique,
     "EpochMonotoneStore": epoch_monotone_store,
@@ -213,6 +347,14 @@ INVARIANTS: Final[dict[str, Callable[[History], Iterable[str]]]] = {
     "UnconfirmedRestraint": unconfirmed_restraint,
     "NoDoublePlacement": no_double_placement,
     "PublishBeforeStop": publish_before_stop,
+    "SettingsLinear": settings_linear,
+    "OneImport": one_import,
+    "NeverUnloadable": never_unloadable,
+    "NoTorn": no_torn,
+    "NothingBeforeDurable": nothing_before_durable,
+    "MaxOneDown": max_one_down,
+    "LeaderLast": leader_last,
+    "CanaryStops": canary_stops,
 }
 
 

@@ -6,7 +6,24 @@ import sys
 
 from llmgw.protocol.messages import Command, CommandResult, Inventory, LeaderHello
 from tests.property.schedules import KINDS, run_schedule
-from tests.property.world import Acknowledged, Arrived, Claim, Engine, Entry, Happened, Left, Listed, Recorded, quiet_logs
+from tests.property.world import (
+    Acknowledged,
+    Arrived,
+    Claim,
+    Crashed,
+    Engine,
+    Entry,
+    Happened,
+    InForce,
+    Left,
+    Listed,
+    Obeys,
+    Recorded,
+    Restarts,
+    Serves,
+    Stored,
+    quiet_logs,
+)
 
 TOLD = (Command, CommandResult, Inventory, LeaderHello)
 
@@ -28,6 +45,18 @@ def line(entry: Entry, roles: dict[str, object]) -> str | None:
             return f"engine {replica} on {node}: {what}"
         case Acknowledged(_, plane, model, count):
             return f"{plane} acknowledged {model} = {count}"
+        case Stored(_, version, parent):
+            return f"version {version} is stored, edited from {parent}"
+        case InForce(_, plane, live, applied):
+            return f"{plane} acts on {live}, runs {applied} as a whole"
+        case Obeys(_, router, marker):
+            return f"{router} obeys policy {marker}"
+        case Serves(_, plane, version):
+            return f"{plane} has begun with version {version}"
+        case Restarts(_, plane, version, leads):
+            return f"{plane} restarts into version {version}{', leading' if leads else ''}"
+        case Crashed(_, plane, version):
+            return f"{plane} ends by the fault of version {version}"
         case Left(_, sender, receiver, message) | Arrived(_, sender, receiver, message) if isinstance(message, TOLD):
             way = "->" if isinstance(entry, Left) else "=>"
             return f"{sender} {way} {receiver}: {brief(message)}"

@@ -16,9 +16,22 @@ from llmgw.domain.holds import Hold
 from llmgw.lease.rules import RULES, Rules
 from llmgw.sim.lease_store import Fault
 from tests.property.invariants import broken
-from tests.property.world import TTL_S, Engine, Recorded, Shape, World, run_world
+from tests.property.world import (
+    DOES_NOT_LOAD,
+    OPERATOR,
+    TTL_S,
+    Bomb,
+    Engine,
+    Recorded,
+    Shape,
+    World,
+    file_of,
+    model,
+    run_world,
+)
 
 QUIET_S: Final = 180.0  # for everything to heal and settle: the grace, a drain, and the agents' longest pause between dials
+APPLIED_S: Final = 150.0  # until everybody runs the newest version: three control planes, one at a time, after one was waited for
 STEADY_S: Final = 8.0  # it stays so, over a renewal and several heartbeats
 FAULTS: Final = 8  # of one schedule
 PAUSE_S: Final = 12.0  # the longest between two of them
@@ -28,12 +41,16 @@ Do = Callable[[World], Awaitable[None]]
 
 @attrs.frozen
 class Kind:
-    """`engines_untouched`: none of its faults is a reason for any engine to start or stop."""
+    """`engines_untouched`: none of its faults is a reason for any engine to start or stop. `settings`: control planes have
+    settings in their store, and in the end everybody must run what somebody asked for last."""
 
     name: str
     faults: tuple[Do, ...]
     engines_untouched: bool = False
     pause_s: float = PAUSE_S
+    settings: bool = False
+    count: int = FAULTS
+    steady_s: float = STEADY_S
 
 
 async def freeze(world: World) -> None:
@@ -216,6 +233,103 @@ async def step_wall_clock(world: World) -> None:
         world.planes[name].machine.wall_offset_s += world.rng.uniform(-1e5, 1e5)
 
 
+# --- settings
+
+
+async def edit_live(world: World) -> None:
+    await world.edit()
+
+
+async def edit_restart(world: World) -> None:
+    await world.edit(live=False, restart=True)
+
+
+async def edit_both(world: World) -> None:
+    await world.edit(restart=True)
+
+
+async def edit_badly(world: World) -> None:
+    """On one machine or on all it does not load, or the processes that start with it come to grief."""
+    kind = world.rng.choice(["load", "start", "late", "leading", "slow"])
+    machine = world.rng.choice(["", f"ctl-{world.rng.randrange(world.shape.planes)}"])
+    if await world.edit(live=world.rng.random() < 0.5, restart=True, bomb=Bomb(kind, machine)):
+        await trio.sleep(world.rng.uniform(5.0, 30.0))  # a restart into it begins about 10 s later
+
+
+async def roll_back(world: World) -> None:
+    if world.versions:
+        await world.roll_back(world.rng.randrange(world.versions[-1].version) + 1)
+
+
+async def two_editors(world: World) -> None:
+    """At once, from one version; one of them is told that the other was faster."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(edit_live, world)
+        nursery.start_soon(edit_both, world)
+
+
+async def edit_file(world: World) -> None:
+    """One machine's: half written for a moment, with keys that take a restart, or with what does not load until it is mended."""
+    name = f"ctl-{world.rng.randrange(world.shape.planes)}"
+    if name in world.torn:
+        return
+    good = file_of(name, world.rng.choice(["info", "warning", "error"]), f"# {world.rng.random()}\n")
+    if world.rng.random() < 0.3:
+        world.save_file(name, good + world.rng.choice([DOES_NOT_LOAD, b"[log]\n", b"colour = 1\n"]))
+        _later(world, world.rng.uniform(1.0, 20.0), lambda: world.save_file(name, good))
+    else:
+        world.save_file(name, good, torn_s=world.rng.uniform(0.3, 0.8))
+
+
+async def pause(world: World) -> None:
+    async def give(controller: Controller) -> None:
+        await controller.cluster_settings.pause("works", OPERATOR)
+
+    async def resume() -> None:
+        await trio.sleep(world.rng.uniform(1.0, 15.0))
+        while world.leader() is None or not await world.order("resume", _resume):
+            await trio.sleep(1.0)
+        world.healing -= 1
+
+    if world.leader() is not None:  # also where nobody was told that it is in force
+        await world.order("pause", give)
+        world.healing += 1
+        world.nursery.start_soon(resume)
+
+
+async def _resume(controller: Controller) -> None:
+    await controller.cluster_settings.resume(OPERATOR)
+
+
+async def damage(world: World) -> None:
+    """A version is not what was written, for a while, before everybody has read it."""
+    if not await world.edit(restart=world.rng.random() < 0.5) or world.damaged:
+        return
+    world.damage_newest(True)
+    _later(world, world.rng.uniform(1.0, 10.0), lambda: world.damage_newest(False))
+
+
+async def kill_and_bring_back(world: World) -> None:
+    name = _plane(world)
+    if name is not None:
+        world.kill_plane(name, machine_too=world.rng.random() < 0.3)
+        world.bring_back(name, 0.1, 10.0)
+
+
+async def edit_and_freeze(world: World) -> None:
+    """Whoever restarts for it stands still at some moment of the roll-out."""
+    if await world.edit(restart=True):
+        await trio.sleep(world.rng.uniform(0.0, 20.0))
+        await freeze(world)
+
+
+async def blip_shortly(world: World) -> None:
+    name = _plane(world)
+    if name is not None:
+        world.cut_store(name, True, data=world.rng.random() < 0.7)
+        _later(world, world.rng.uniform(0.5, 15.0), lambda: world.cut_store(name, False))
+
+
 _LEASE: Final = (freeze, freeze, kill, kill, hand_over, step_down_and_restart, blip_all, blip_one, hurt_lease, hurt_lease, step_wall_clock)
 STORM: Final = Kind(
     "storm",
@@ -227,7 +341,21 @@ STORM: Final = Kind(
 CONTROL: Final = Kind("control", (*_LEASE, cut_peers, restart_agent_quickly, restart_router, hold), engines_untouched=True)
 # Orders come fast, and what has to reach agents and routers for them is cut in the middle.
 BUSY: Final = Kind("busy", (choose, choose, scale, scale, cut_router, cut_router, cut_all_agents, blip_lease, hand_over), pause_s=4.0)
-KINDS: Final = {kind.name: kind for kind in (STORM, CONTROL, BUSY)}
+_BAD: Final = (edit_badly,) * 7
+SETTINGS_KIND: Final = Kind(
+    "settings",
+    (
+        *_BAD, edit_live, edit_restart, edit_both, roll_back, two_editors, two_editors, edit_file, edit_file, edit_file, pause, damage,
+        damage, kill_and_bring_back, kill_and_bring_back, freeze, edit_and_freeze, hand_over, blip_shortly, lose_reply_of_data, cut_peers,
+        cut_router, restart_router,
+    ),
+    engines_untouched=True,
+    settings=True,
+    count=3,
+    pause_s=6.0,
+    steady_s=2.0,
+)  # fmt: skip
+KINDS: Final = {kind.name: kind for kind in (STORM, CONTROL, BUSY, SETTINGS_KIND)}
 
 
 @attrs.frozen
@@ -241,22 +369,31 @@ class Outcome:
 
 def run_schedule(seed: int, kind: Kind = STORM, protect: Rules = RULES) -> Outcome:
     """One schedule. The shape is drawn from the seed too: how many control planes, on one machine or on several."""
-    shape = Shape(planes=3 if seed % 5 == 0 else 2, one_machine=seed % 2 == 1, protect=protect)
+    nodes = 1 if kind.settings else 3
+    shape = Shape(planes=3 if seed % 5 == 0 else 2, nodes=nodes, one_machine=seed % 2 == 1, protect=protect, settings=kind.settings)
     unsettled: list[str] = []
+    wrong_at_last: list[str] = []
 
     async def main(world: World) -> None:
-        await world.start()
+        await world.start(*([model("a", 2)] if kind.settings else []))
         if world.rng.random() < 0.8:
             await world.wait_settled(60.0)
-        for _ in range(FAULTS):
+        for _ in range(kind.count):
             await trio.sleep(world.rng.uniform(0.0, kind.pause_s))
             await world.rng.choice(kind.faults)(world)
         while world.healing:  # every fault heals by itself, within a minute
             await trio.sleep(1.0)
+        if kind.settings:
+            while not await world.edit(restart=world.rng.random() < 0.25):  # the way out of whatever came before
+                await trio.sleep(1.0)
+            try:
+                await world.wait_applied(APPLIED_S)
+            except AssertionError as err:
+                wrong_at_last.append(str(err))
         try:
             await world.wait_settled(QUIET_S)
-            await trio.sleep(STEADY_S)
-            await world.wait_settled(STEADY_S, f" again after {STEADY_S:g} s without a fault")
+            await trio.sleep(kind.steady_s)
+            await world.wait_settled(kind.steady_s, f" again after {kind.steady_s:g} s without a fault")
         except AssertionError as err:
             unsettled.append(str(err))
 
@@ -264,6 +401,8 @@ def run_schedule(seed: int, kind: Kind = STORM, protect: Rules = RULES) -> Outco
     wrong = broken(world.history)
     if unsettled:
         wrong["NothingLeftToPlan"] = unsettled
+    if wrong_at_last:
+        wrong["AppliedAtLast"] = wrong_at_last
     if kind.engines_untouched:
         engines = [entry for entry in world.history if isinstance(entry, Engine)]
         first = sum(spec.replicas.count for spec in world._specs)

@@ -5,31 +5,66 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 
+import attrs
 import pytest
 import trio
 
+from llmgw.control import settings_boot
 from llmgw.control.controller import Controller
 from llmgw.domain.errors import Conflict
 from llmgw.domain.holds import Hold
 from llmgw.domain.lease import LeaseRole
+from llmgw.domain.settings_version import RolloutPhase, RolloutRow
 from llmgw.lease.rules import RULES
 from llmgw.protocol.messages import Command, CommandResult, ForgetReplica, LeaderHello, Outcome, RestartReplica, StartReplica, StopReplica
 from llmgw.sim.lease_store import Fault
 from tests.conftest import SCHEDULES
 from tests.property.invariants import broken
-from tests.property.schedules import BUSY, CONTROL, STORM, Kind, replay_line, run_schedule
-from tests.property.world import TTL_S, Arrived, Claim, Engine, Happened, Left, Recorded, Shape, World, model, quiet_logs, run_world
+from tests.property.schedules import BUSY, CONTROL, KINDS, SETTINGS_KIND, STORM, Kind, replay_line, run_schedule
+from tests.property.world import (
+    DELAY_S,
+    FOLDER,
+    OPERATOR,
+    TTL_S,
+    Arrived,
+    Bomb,
+    Claim,
+    Crashed,
+    Edited,
+    Engine,
+    Happened,
+    Left,
+    Recorded,
+    Restarts,
+    Shape,
+    Stored,
+    World,
+    file_of,
+    model,
+    quiet_logs,
+    run_world,
+)
 
-# 390 schedules in all, in pieces that two workers share.
+# 590 schedules in all, in pieces that two workers share.
 CHUNKS = [
     *((STORM, first, first + 30) for first in range(0, 210, 30)),
     *((CONTROL, first, first + 30) for first in range(0, 120, 30)),
     *((BUSY, first, first + 30) for first in range(0, 60, 30)),
+    *((SETTINGS_KIND, first, first + 25) for first in range(0, 200, 25)),
 ]
 SHAPES = [Shape(one_machine=True), Shape()]
 one_or_two_machines = pytest.mark.parametrize("shape", SHAPES, ids=["one-machine", "two-machines"])
+
+
+# Schedules of long explorations that broke something once.
+FOUND = {
+    "a leader that could not reach its standby for some seconds took itself for alone and restarted while it led": ("settings", 2000143),
+    "a leader handed over with a stop under way, and its own router listed again what was about to end": ("busy", 2000145),
+    "nobody took the lease that was handed over, and a good version was blamed for it": ("settings", 261),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +85,12 @@ def test_no_schedule_breaks_an_invariant(kind: Kind, first: int, end: int, recor
     record_property(f"{SCHEDULES}the world", end - first)
 
 
+@pytest.mark.parametrize("story", FOUND)
+def test_what_an_exploration_has_found_stays_mended(story: str):
+    kind, seed = FOUND[story]
+    assert not run_schedule(seed, KINDS[kind]).wrong
+
+
 def test_twenty_runs_of_a_seed_give_one_history():
     async def main(world: World) -> None:
         await world.start()
@@ -62,13 +103,14 @@ def test_twenty_runs_of_a_seed_give_one_history():
     assert repr(run_world(main, 8).history) not in histories
 
 
-def test_a_seed_gives_the_same_history_in_another_process():
+@pytest.mark.parametrize("kind", ["storm", "settings"])
+def test_a_seed_gives_the_same_history_in_another_process(kind: str):
     """A schedule that fails is replayed by its line, elsewhere: nothing may hang on hashes or on addresses in memory."""
     told = set()
     for hashes in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hashes}
         done = subprocess.run(
-            [sys.executable, "-m", "tests.property.replay", "storm", "3"], env=environment, capture_output=True, check=True, timeout=120
+            [sys.executable, "-m", "tests.property.replay", kind, "3"], env=environment, capture_output=True, check=True, timeout=120
         )
         told.add(done.stdout)
     assert len(told) == 1
@@ -511,3 +553,302 @@ def test_a_barrier_goes_to_every_agent_before_anything_else():
 
 def test_the_world_uses_the_rules_that_the_product_uses():
     assert Shape().protect is RULES
+
+
+# --- settings
+
+
+PAIR, THREE = Shape(nodes=1, settings=True), Shape(planes=3, nodes=1, settings=True)
+
+
+async def ctl_0_leads(world: World) -> None:
+    await settled(world, model("a", 2))
+    leader = world.leader()
+    assert leader is not None
+    if leader.name != "ctl-0":
+        leader.controller.leadership.hand_over()
+        await until(lambda: (now := world.leader()) is not None and now.name == "ctl-0", 5.0, "ctl-0 leads")
+        await world.wait_settled(30)
+
+
+def of(world: World, kind: type) -> list:  # type: ignore[type-arg]
+    return [entry for entry in world.history if isinstance(entry, kind)]
+
+
+def row(world: World) -> RolloutRow:
+    leader = world.leader()
+    assert leader is not None
+    return leader.controller.settings_poller.row
+
+
+async def frozen(world: World, version: int) -> None:
+    """The version is held, and everybody runs the one before."""
+    await until(lambda: world.leader() is not None and row(world).is_held(version), 90.0, "the version is held")
+
+    def back() -> bool:
+        in_force = [plane.controller.in_force for plane in world.planes.values()]
+        all_back = len(in_force) == world.shape.planes and all(one.applied == version - 1 and not one.pending for one in in_force)
+        return all_back and world.leader() is not None and row(world).phase is RolloutPhase.FROZEN
+
+    await until(back, 90.0, "everybody runs the version before, and the roll-out is frozen")
+
+
+def settings_checked(main: Callable[[World], Awaitable[None]], shape: Shape = PAIR) -> World:
+    world = checked(main, shape)
+    assert [entry.what for entry in engines(world)] == ["started"] * 2, "settings touch no engine"
+    return world
+
+
+def test_two_first_starts_import_one_version():
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+
+    world = settings_checked(main, THREE)
+    assert [(entry.version, entry.parent) for entry in of(world, Stored)] == [(1, 0)]
+
+
+def test_a_live_change_and_its_way_back_are_in_force_everywhere_within_a_second():
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        assert await world.edit()
+        await until(lambda: not world.applied_everywhere(), 1.0, "the edit is in force, also in the router that follows")
+        assert await world.roll_back(1)
+        await until(lambda: not world.applied_everywhere(), 1.0, "what was before is in force")
+        assert [version.parent for version in world.versions] == [0, 1, 2]
+
+    assert not of(settings_checked(main), Restarts)
+
+
+@pytest.mark.parametrize("shape", [PAIR, THREE, attrs.evolve(PAIR, one_machine=True)], ids=["two", "three", "one-machine"])
+def test_a_restart_goes_standbys_first_and_to_the_leader_last_once_its_successor_has_led_for_the_delay(shape: Shape):
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        assert await world.edit(restart=True)
+        await world.wait_applied(120)
+
+    world = settings_checked(main, shape)
+    restarts = of(world, Restarts)
+    assert [entry.plane for entry in restarts] == [*(f"ctl-{index}" for index in range(1, shape.planes)), "ctl-0"]
+    proven = [entry.at_s for entry in of(world, Claim) if entry.plane != "ctl-0" and entry.role is LeaseRole.CONFIRMED]
+    assert restarts[-1].at_s - proven[0] >= DELAY_S - 0.5
+
+
+def test_a_version_that_does_not_load_on_one_machine_is_refused_there_and_runs_elsewhere():
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        assert await world.edit(restart=True, bomb=Bomb("load", "ctl-1"))
+        planes = {name: plane.controller for name, plane in world.planes.items()}
+        await until(lambda: planes["ctl-1"].in_force.refused == 2, 5.0, "it is refused")
+        await until(lambda: planes["ctl-2"].in_force.pending == 2 or "ctl-2" not in world.planes, 5.0, "it is wanted elsewhere")
+        await until(lambda: all(_applied(world, name) == 2 for name in ("ctl-0", "ctl-2")), 90.0, "it runs elsewhere")
+        assert _applied(world, "ctl-1") == 1
+        said = await world.planes["ctl-2"].controller.cluster_settings.refused()
+        assert said == ((2, "ctl-1", "it does not load on ctl-1"),)
+
+    settings_checked(main, THREE)
+
+
+def _applied(world: World, name: str) -> int:
+    plane = world.planes.get(name)
+    return plane.controller.in_force.applied if plane is not None else 0
+
+
+@pytest.mark.parametrize("kind", ["start", "late", "slow"])
+def test_a_version_that_breaks_a_standby_is_held_and_the_leader_never_lets_go(kind: str):
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        assert await world.edit(restart=True, bomb=Bomb(kind))
+        await frozen(world, 2)
+        assert world.leader().name == "ctl-0"
+
+    world = settings_checked(main)
+    assert len({entry.record.epoch for entry in of(world, Recorded)}) <= 2, "nobody else has led since"
+    assert "ctl-0" not in {entry.plane for entry in of(world, Restarts)}
+
+
+def test_a_version_that_breaks_only_while_leading_is_taken_back_by_the_leader_before():
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        assert await world.edit(restart=True, bomb=Bomb("leading"))
+        await frozen(world, 2)
+        assert world.leader().name == "ctl-0"
+
+    world = settings_checked(main)
+    assert [entry.plane for entry in of(world, Crashed)] == ["ctl-1"]
+    assert "ctl-0" not in {entry.plane for entry in of(world, Restarts)}
+
+
+def test_an_edit_ends_what_a_bad_version_has_frozen():
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        assert await world.edit(restart=True, bomb=Bomb("start"))
+        await frozen(world, 2)
+        assert await world.edit(restart=True)
+        await world.wait_applied(120)
+
+    settings_checked(main)
+
+
+def test_of_two_editors_at_once_one_is_told_that_the_other_was_faster():
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.edit)
+            nursery.start_soon(world.edit)
+        await trio.sleep(2)
+
+    world = settings_checked(main)
+    assert [entry.version for entry in of(world, Edited)] == [2]
+    assert any("PreconditionFailed" in entry.text for entry in of(world, Happened))
+
+
+def test_a_lone_control_plane_restarts_at_once_after_a_minute_in_which_it_heard_nobody():
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        await trio.sleep(60)
+        assert await world.edit(restart=True)
+        await until(lambda: bool(of(world, Restarts)), 3.0, "it restarts")
+        await world.wait_applied(60)
+        await until(lambda: row(world).phase is RolloutPhase.IDLE and not row(world).token, 30.0, "the roll-out is over")
+
+    settings_checked(main, Shape(planes=1, nodes=1, settings=True))
+
+
+def test_two_machines_whose_files_change_at_once_restart_one_after_the_other():
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        for name in world.planes:
+            world.save_file(name, file_of(name, "warning"), torn_s=0.8)
+        await trio.sleep(3)
+        await world.wait_applied(120)
+
+    assert [entry.plane for entry in of(settings_checked(main), Restarts)] == ["ctl-1", "ctl-0"]
+
+
+def test_a_pause_holds_a_roll_out_up_until_somebody_resumes():
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        controller = world.leader().controller
+        await controller.cluster_settings.pause("works", OPERATOR)
+        assert await world.edit(restart=True)
+        await trio.sleep(40)
+        assert not of(world, Restarts)
+        await controller.cluster_settings.resume(OPERATOR)
+        await world.wait_applied(120)
+
+    settings_checked(main)
+
+
+def test_one_that_stood_still_with_a_grant_in_its_hands_does_not_follow_it_later():
+    """It wakes up when the roll-out has given it up, and the version is held."""
+
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        assert await world.edit(restart=True)
+        plane = world.planes["ctl-1"]
+        await until(lambda: plane.controller.settings_poller.row.token == plane.url, 30.0, "it has read that it may restart")
+        world.freeze("ctl-1")
+        await until(lambda: row(world).is_held(2), 60.0, "it is given up")
+        world.thaw("ctl-1")
+        await trio.sleep(30)
+        assert world.planes["ctl-1"] is plane
+
+    assert not of(settings_checked(main), Restarts)
+
+
+def test_a_leader_that_waits_for_a_grant_to_be_followed_looks_about_each_second():
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        rollouts = world.leader().controller.rollouts
+        look, looks = rollouts._look, Counter[int]()
+
+        async def counted() -> None:
+            looks[int(world.now_s())] += 1
+            assert looks[int(world.now_s())] < 20, "it looks without a pause"
+            await look()
+
+        rollouts._look = counted
+        assert await world.edit(restart=True)
+        await until(lambda: bool(row(world).token), 30.0, "somebody may restart")
+        world.freeze("ctl-1")
+        await trio.sleep(5)
+
+    run_world(main, 1, PAIR)
+
+
+def test_a_leader_that_was_killed_and_comes_back_at_once_does_not_take_itself_for_a_standby():
+    """The lease still names the process before it, at its own address."""
+
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        world.kill_plane("ctl-0")
+        plane = await world.start_plane("ctl-0")
+        await trio.sleep(TTL_S / 2)
+        assert "http://ctl-0" not in [one.address for one, _ in plane.controller.peers.standbys()]
+
+    settings_checked(main)
+
+
+def test_a_machine_whose_file_does_not_load_is_not_restarted_before_it_is_mended():
+    """It would not come up again, and the version would be held for everybody."""
+
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        world.save_file("ctl-1", file_of("ctl-1", "no such level"))
+        await trio.sleep(3)
+        assert await world.edit(restart=True)
+        in_force = world.planes["ctl-1"].controller.in_force
+        await until(lambda: in_force.refused == 2, 5.0, "it does not restart, and says why")
+        assert "does not load" in in_force.why
+        await trio.sleep(20)
+        assert "ctl-1" not in {entry.plane for entry in of(world, Restarts)}
+        world.save_file("ctl-1", file_of("ctl-1"))
+        await world.wait_applied(120)
+
+    settings_checked(main)
+
+
+def test_a_file_that_was_edited_while_its_process_was_starting_is_noticed():
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        world.plant(world.versions[0].sha256, Bomb("slow", "ctl-1"))
+        world.kill_plane("ctl-1")
+        world.bring_back("ctl-1")
+        await trio.sleep(10)
+        world.save_file("ctl-1", file_of("ctl-1", "warning"))
+        await until(lambda: "ctl-1" in world.planes, 60.0, "it has begun")
+        in_force = world.planes["ctl-1"].controller.in_force
+        assert in_force.file.settings.log.level == "info"
+        await until(lambda: bool(in_force.restart_for_file), 5.0, "it is noticed")
+
+    checked(main, PAIR)
+
+
+def test_what_a_process_is_told_to_start_with_outlives_what_its_predecessor_still_notes():
+    """It proves its version at the very moment in which it is on its way out."""
+
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        world.kill_plane("ctl-1")
+        disk = (await world.start_plane("ctl-1")).machine.disk
+        await trio.sleep(30)
+        settings_boot.tell_next(disk, FOLDER, 7)
+        await until(lambda: settings_boot.load_marks(disk, FOLDER).proven == 1, 90.0, "its version has run for a minute")
+        assert settings_boot.load_marks(disk, FOLDER).told == 7
+
+    settings_checked(main)
+
+
+def test_a_restart_for_a_file_is_into_the_version_that_runs():
+    """Another one may wait by then, and nobody has granted that."""
+
+    async def main(world: World) -> None:
+        await ctl_0_leads(world)
+        world.save_file("ctl-1", file_of("ctl-1", "warning"))
+        plane = world.planes["ctl-1"]
+        await until(lambda: plane.controller.settings_poller.row.token == plane.url, 30.0, "it may restart for its file")
+        plane.controller.in_force.pending = 2
+        await until(lambda: bool(of(world, Restarts)), 5.0, "it restarts")
+
+    world = run_world(main, 1, PAIR)
+    assert [entry.version for entry in of(world, Restarts)] == [1]

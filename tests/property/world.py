@@ -7,6 +7,8 @@ A seed gives one history: trio's batch order, ids, jitter and faults are all dra
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,27 +21,36 @@ import structlog
 import trio
 import trio.testing
 
+from llmgw.control import rollout, settings_boot
 from llmgw.control.controller import Controller, Objects
 from llmgw.control.leadership import Candidacy
 from llmgw.control.peers import Presence
+from llmgw.control.settings_in_force import PROTECT, Read, SettingsInForce
+from llmgw.control.settings_poller import boot
 from llmgw.domain.endpoint import EndpointList, ListStamp
 from llmgw.domain.errors import LlmgwError, Unavailable
 from llmgw.domain.ids import ClusterId, owner_id
 from llmgw.domain.lease import LeaseRole
 from llmgw.domain.model import Catalog, ModelSpec, Profile, ReplicaCounts
+from llmgw.domain.policy import Policy
 from llmgw.domain.replica import ReplicaState
+from llmgw.domain.settings_version import SettingsVersion
 from llmgw.lease.record import LeaseRecord, decode
 from llmgw.lease.rules import RULES, Candidate, Rules
 from llmgw.lease.timings import LeaseTimings
 from llmgw.protocol.messages import Command, Message
 from llmgw.router.follow import Follower
-from llmgw.settings.schema import LeaseSettings, PublishSettings, ReconcileSettings, RouteSettings, Settings
+from llmgw.settings.document import cluster_values_of, document_of, with_keys
+from llmgw.settings.load import Loaded, Role, load_bytes
+from llmgw.settings.schema import LeaseSettings, PublishSettings, ReconcileSettings, RolloutSettings, RouteSettings, Settings
 from llmgw.sim.channel import SimChannel, SimNetwork
 from llmgw.sim.lease_store import FINE, Bucket, Fault, Request, SimLeases, SimLock, SimLockClient
 from llmgw.sim.machine import SimMachine
 from llmgw.sim.node import SimNode, gpus
 from llmgw.sim.replicas import Behaviour
 from llmgw.sim.router import SimRouter
+from llmgw.store import settings as settings_rows
+from llmgw.store.audit import Origin
 from llmgw.store.connection import MEMORY, Store
 
 CLUSTER = ClusterId("c1")
@@ -51,6 +62,14 @@ SETTINGS = Settings(
     publish=PublishSettings(interval_s=2.0),
     route=RouteSettings(drain_s=5.0),
 )
+RULES_OF_ROLLOUT = rollout.RULES
+FOLDER, FILE = Path("/data"), Path("/etc/llmgw.toml")
+TIMEOUT_S, DELAY_S = 20.0, 8.0  # of a roll-out, short as well
+DRY_LOAD_S = 0.3
+SLOW_S = TIMEOUT_S + 12.0  # what a slow start takes
+LATE_S = 6.0  # a version that crashes late does so before it has proved itself
+LEADING_S = 1.5  # a version that cannot lead is found out so soon
+DOES_NOT_LOAD = b"# does not load\n"
 LIVE = frozenset({ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.LOADING, ReplicaState.READY})
 
 
@@ -155,7 +174,109 @@ class Happened:
     text: str
 
 
-Entry = Left | Arrived | Claim | Listed | Wrote | Recorded | Stood | Acknowledged | Engine | Happened
+@attrs.frozen
+class Stored:
+    """A settings version stands in the store, edited from `parent`. `marker` is its `route.queue_max`: each edit has its own."""
+
+    at_s: float
+    version: int
+    parent: int
+    sha256: str
+    marker: int
+
+
+@attrs.frozen
+class Edited:
+    """An editor, who began from version `base`, was told that the edit is `version`."""
+
+    at_s: float
+    base: int
+    version: int
+
+
+@attrs.frozen
+class InForce:
+    """A control plane acts on this from here on: the text of the document hashes to `sha256`, `file_sha256` is of its own file."""
+
+    at_s: float
+    plane: str
+    live: int
+    applied: int
+    sha256: str
+    file_sha256: str
+
+
+@attrs.frozen
+class Obeys:
+    """A router was given a policy; `marker` is its `route.queue_max`."""
+
+    at_s: float
+    router: str
+    marker: int
+
+
+@attrs.frozen
+class Refuses:
+    """A document with this hash does not load on that machine."""
+
+    at_s: float
+    plane: str
+    sha256: str
+
+
+@attrs.frozen
+class FileSaved:
+    """A machine's file was written as a whole."""
+
+    at_s: float
+    plane: str
+    sha256: str
+
+
+@attrs.frozen
+class Serves:
+    """A process has begun, with this version of the settings."""
+
+    at_s: float
+    plane: str
+    version: int
+
+
+@attrs.frozen
+class Restarts:
+    """A process begins the restart that its settings ask for, into `version` (its own one for a file).
+
+    `leads`: it holds the lease. `others`: those that have served for a while and can be reached.
+    """
+
+    at_s: float
+    plane: str
+    version: int
+    leads: bool
+    others: tuple[str, ...]
+
+
+@attrs.frozen
+class Crashed:
+    """A process ends by its own fault: that of the version that it started with."""
+
+    at_s: float
+    plane: str
+    version: int
+
+
+@attrs.frozen
+class Gone:
+    """A process was killed, or ended in order."""
+
+    at_s: float
+    plane: str
+
+
+Entry = (
+    Left | Arrived | Claim | Listed | Wrote | Recorded | Stood | Acknowledged | Engine | Happened
+    | Stored | Edited | InForce | Obeys | Refuses | FileSaved | Serves | Restarts | Crashed | Gone
+)  # fmt: skip
 
 
 # --- its parts
@@ -171,6 +292,8 @@ class WatchedStore(Store):
 
     async def write(self, unit: Any, epoch: int, *args: Any, **kwargs: Any) -> Any:
         self._check_cut()
+        if unit.__module__ == settings_rows.__name__:
+            unit = self._noted(unit)
         result = await super().write(unit, epoch, *args, **kwargs)
         self.world.record(Wrote(self.world.now_s(), self.plane, epoch, self.met()))
         self._check_cut(lost=self.lose_reply)
@@ -183,6 +306,16 @@ class WatchedStore(Store):
     async def claim_epoch(self, epoch: int, owner: str) -> None:
         self._check_cut()
         await super().claim_epoch(epoch, owner)
+
+    def _noted(self, unit: Callable[..., Any]) -> Callable[..., Any]:
+        """Before the transaction ends: what is committed may be read elsewhere before its writer hears of it."""
+
+        def noted(connection: Any, *given: Any, **named: Any) -> Any:
+            result = unit(connection, *given, **named)
+            self.world.note_versions(settings_rows.read_newest(connection))
+            return result
+
+        return noted
 
     def met(self) -> int:
         return int(next(iter(self._writer.execute("SELECT epoch FROM meta")))[0])
@@ -205,6 +338,47 @@ class Plane:
     lock: SimLockClient
     router: SimRouter
     scope: trio.CancelScope = attrs.Factory(trio.CancelScope)
+
+
+class WatchedInForce(SettingsInForce):
+    """Tells the history of what this process acts on."""
+
+    world: World
+    plane: str
+
+    def take(self, read: Read) -> tuple[str, ...]:
+        waits = super().take(read)
+        self.tell()
+        return waits
+
+    def take_file(self, file: Loaded) -> tuple[str, ...]:
+        waits = super().take_file(file)
+        self.tell()
+        return waits
+
+    def tell(self) -> None:
+        text = self.read.version.document if self.read is not None else ""
+        self.world.record(InForce(self.world.now_s(), self.plane, self.live, self.applied, sha256(text), self.file.sha256))
+
+
+@attrs.frozen
+class Bomb:
+    """What is wrong with a document, on one machine or ("") on all.
+
+    `load`: it does not load there. A process that starts with it: `start` ends within seconds, `late` after LATE_S, `leading` once
+    it leads, `slow` takes longer to begin than a roll-out waits.
+    """
+
+    kind: str
+    machine: str = ""
+
+
+class CannotStart(Exception):
+    """The process ends before it serves."""
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Bench:
@@ -248,6 +422,9 @@ class _Peers:
         leadership.look()
         return leadership.is_leader
 
+    async def say_changed(self, address: str) -> None:
+        (await self._reach(address)).look_at_settings()
+
 
 @attrs.frozen
 class Shape:
@@ -258,6 +435,7 @@ class Shape:
     one_machine: bool = False
     protect: Rules = RULES
     follower: bool = True  # a router of its own follows all control planes
+    settings: bool = False  # control planes start from their files and the store, and restart when their settings ask for it
 
 
 def model(name: str, count: int) -> ModelSpec:
@@ -295,6 +473,11 @@ class World:
         self._served_once: set[str] = set()
         self._specs: tuple[ModelSpec, ...] = ()
         self._store: Store | None = None
+        self.bombs: dict[str, Bomb] = {}  # by the document's hash
+        self.versions: list[SettingsVersion] = []  # as they were written
+        self.torn: set[str] = set()  # whose file is only half written now
+        self.edits = 0
+        self.damaged = 0  # the version whose row is not what was written
 
     def now_s(self) -> float:
         return trio.current_time()
@@ -322,6 +505,9 @@ class World:
         self._specs = specs
         urls = tuple(f"http://ctl-{index}" for index in range(self.shape.planes))
         for index in range(self.shape.planes):
+            if self.shape.settings:
+                self._machine(f"ctl-{index}").disk.write(FILE, file_of(f"ctl-{index}"))
+                self.record(FileSaved(self.now_s(), f"ctl-{index}", hashlib.sha256(file_of(f"ctl-{index}")).hexdigest()))
             await self.start_plane(f"ctl-{index}")
         for index in range(self.shape.nodes):
             self._add_node(f"n{index}", urls)
@@ -366,18 +552,26 @@ class World:
         boot_id = "boot-1" if self.shape.one_machine else f"boot-{name}"
         me = Candidate(CLUSTER, owner, boot_id, url, one_machine=self.shape.one_machine, store_is_new=new)
         timings = LeaseTimings.of(TTL_S, RENEW_S, POLL_S)
-        candidacy = Candidacy(me, leases, Path("/data"), timings=timings, known_epoch=store.met(), protect=self.shape.protect)
+        in_force: SettingsInForce = SettingsInForce(Loaded(SETTINGS, cluster_values=cluster_values_of(SETTINGS)))
+        wired: dict[str, Any] = {}
+        if self.shape.settings:
+            in_force, wired = await self._boot(name, machine, store)
+            lease = in_force.settings.lease
+            timings = LeaseTimings.of(lease.ttl_s, lease.renew_s, lease.poll_s)
+        candidacy = Candidacy(me, leases, FOLDER, timings=timings, known_epoch=store.met(), protect=self.shape.protect)
         if self.shape.one_machine:
             candidacy = attrs.evolve(candidacy, lock=lock)
         controller = Controller(
             machine,
             store,
-            SETTINGS,
+            in_force,
             Objects(Catalog(self._specs)),
             candidacy=candidacy,
             address=url,
             link=_Peers(self, name, machine),
+            **wired,
         )
+        controller.rollouts.rules = RULES_OF_ROLLOUT
         plane = self.planes[name] = Plane(name, url, machine, controller, store, leases, lock, SimRouter())
         self._watch_router(f"{name}/router", plane.router)
         controller.live.add_sink(plane.router)
@@ -406,7 +600,136 @@ class World:
 
         self.nursery.start_soon(run)
         self.nursery.start_soon(listen)
+        if self.shape.settings:
+            self.record(Serves(self.now_s(), name, in_force.started_with))
+            self.nursery.start_soon(self._go_off, plane)
         return plane
+
+    async def _boot(self, name: str, machine: SimMachine, store: WatchedStore) -> tuple[SettingsInForce, dict[str, Any]]:
+        """What `wiring.server` does before it builds the controller, with a trial of documents by what the schedule says of them."""
+
+        def load(data: bytes) -> Loaded:
+            return attrs.evolve(load_bytes(data, source=f"{name}:{FILE}", role=Role.SERVER), path=FILE)
+
+        async def dry_load(file: bytes, document: str) -> str:
+            await machine.sleep_until(machine.now_s() + DRY_LOAD_S)
+            return self.does_not_load(name, file, sha256(document))
+
+        text = machine.disk.read(FILE) or b""
+        try:
+            if name in self.torn or self.does_not_load(name, text, ""):
+                raise CannotStart
+            file = load(text)
+            begun = await boot(machine, store, FOLDER, file)
+        except LlmgwError as err:
+            raise CannotStart from err
+        in_force = WatchedInForce(file, begun.read, refused=begun.refused, why=begun.why, protect=PROTECT)
+        in_force.world, in_force.plane = self, name
+        mine = sha256(begun.read.version.document) if begun.read is not None else ""
+        if self.does_not_load(name, b"", mine):  # what a trial would have found, a start stumbles over
+            self._mark_crash(name, machine, in_force.started_with)
+            raise CannotStart
+        bomb = self.bombs.get(mine)
+        if bomb is not None and bomb.kind == "slow" and bomb.machine in ("", name):
+            await machine.sleep_until(machine.now_s() + SLOW_S)
+        in_force.tell()
+        return in_force, {"load": load, "dry_load": dry_load, "restart": lambda why: self._restart(name, why)}
+
+    def does_not_load(self, name: str, file: bytes, document_sha256: str) -> str:
+        """Why, or ""."""
+        bomb = self.bombs.get(document_sha256)
+        if bomb is not None and bomb.kind == "load" and bomb.machine in ("", name):
+            return f"it does not load on {name}"
+        return "the file does not load" if DOES_NOT_LOAD in file else ""
+
+    async def _go_off(self, plane: Plane) -> None:
+        """Ends a process by its own fault, if it has started with a version that makes it."""
+        read = plane.controller.in_force.read
+        bomb = self.bombs.get(sha256(read.version.document)) if read is not None else None
+        if bomb is None or bomb.machine not in ("", plane.name):
+            return
+        mine = read
+
+        def bad() -> bool:  # what came since may have mended it
+            return self.planes.get(plane.name) is plane and plane.controller.in_force.read == mine
+
+        version = plane.controller.in_force.started_with
+        match bomb.kind:
+            case "start":
+                await trio.sleep(self.rng.uniform(0.3, 3.0))
+            case "late":
+                await trio.sleep(LATE_S)
+            case "leading":
+                led_s = 0.0
+                while led_s < LEADING_S:
+                    await trio.sleep(LOOK_S)
+                    if not bad():
+                        return
+                    led_s = led_s + LOOK_S if plane.controller.leadership.is_leader and not plane.machine.stopped else 0.0
+            case _:
+                return
+        await plane.machine.running()
+        if bad():
+            self._mark_crash(plane.name, plane.machine, version, plane)
+            self.kill_plane(plane.name)
+            self.bring_back(plane.name)
+
+    def _mark_crash(self, name: str, machine: SimMachine, version: int, plane: Plane | None = None) -> None:
+        """What `wiring.server.Ends` does."""
+        self.record(Crashed(self.now_s(), name, version))
+        began_s = plane.controller.rollouts.up_s if plane is not None else 0.0
+        if began_s <= settings_boot.PROVEN_S:
+            marks = settings_boot.load_marks(machine.disk, FOLDER)
+            settings_boot.save_marks(machine.disk, FOLDER, marks.failed(version, "it crashed"))
+
+    def bring_back(self, name: str, least_s: float = 0.5, most_s: float = 3.0) -> None:
+        """As a supervisor does: another process of this name, and another until one serves."""
+
+        async def start() -> None:
+            while name not in self.planes:
+                await trio.sleep(self.rng.uniform(least_s, most_s))
+                with contextlib.suppress(CannotStart):
+                    await self.start_plane(name)
+            self.healing -= 1
+
+        self.healing += 1
+        self.nursery.start_soon(start)
+
+    def _restart(self, name: str, why: str) -> None:
+        """The settings of this process ask for its graceful restart: what `wiring.server` does then, and a supervisor after it."""
+        plane = self.planes[name]
+        controller = plane.controller
+        marks = settings_boot.load_marks(plane.machine.disk, FOLDER)
+        leads = controller.leadership.epoch > 0
+        others = tuple(
+            other.name
+            for other in self.planes.values()
+            if other is not plane and other.controller.rollouts.up_s > 10.0 and not other.machine.stopped
+        )
+        self.tell(f"{name} restarts: {why}")
+        self.record(Restarts(self.now_s(), name, marks.told, leads, others))
+
+        async def leave() -> None:
+            led = controller.leadership.is_leader
+            controller.leadership.step_down()
+            with trio.move_on_after(30.0):
+                await controller.leadership.wait_left()
+                if led:
+                    await controller.peers.wait_succeeded()
+            if self.planes.get(name) is plane:
+                self.kill_plane(name)
+                self.bring_back(name)
+            self.healing -= 1
+
+        self.healing += 1
+        self.nursery.start_soon(leave)
+
+    def note_versions(self, newest: SettingsVersion | None) -> None:
+        if newest is not None and (not self.versions or newest != self.versions[-1]):
+            if self.versions and newest.version == self.versions[-1].version and newest.parent == self.versions[-1].parent:
+                return  # a row that a fault has damaged
+            self.versions.append(newest)
+            self.record(Stored(self.now_s(), newest.version, newest.parent, newest.sha256, marker_of(newest)))
 
     def _watch_router(self, name: str, router: SimRouter) -> None:
         take = router.set_endpoints
@@ -418,6 +741,15 @@ class World:
             self.record(Listed(self.now_s(), name, stamp, ids))
 
         router.set_endpoints = watched  # type: ignore[method-assign]
+        if not self.shape.settings:
+            return
+        obey = router.set_policy
+
+        def obeys(policy: Policy) -> None:
+            obey(policy)
+            self.record(Obeys(self.now_s(), name, policy.route.queue_max))
+
+        router.set_policy = obeys  # type: ignore[method-assign]
 
     def _add_node(self, name: str, urls: tuple[str, ...]) -> None:
         machine = self.clients[name] = SimMachine(
@@ -476,6 +808,7 @@ class World:
     def kill_plane(self, name: str, *, machine_too: bool = False) -> None:
         """SIGKILL: first nothing leaves it any more, then its tasks end. `machine_too`: nobody closes its connections either."""
         plane = self.planes.pop(name)
+        self.record(Gone(self.now_s(), name))
         self.tell(f"kill {name}{' and its machine' if machine_too else ''}")
         plane.machine.kill()
         self.network.accepts.pop(plane.url, None)
@@ -589,7 +922,105 @@ class World:
             self.wanted[name] = count
             self.record(Acknowledged(self.now_s(), plane.name, name, count))
 
+    async def edit(self, *, live: bool = True, restart: bool = False, bomb: Bomb | None = None) -> bool:
+        """Somebody edits the newest version; one that takes a restart is another poll of the lease."""
+        self.edits += 1
+        given: dict[str, Any] = {"route.queue_max": 1000 + self.edits} if live else {}
+        if restart:
+            given["lease.poll_s"] = POLL_S + self.edits / 1000
+
+        async def give(controller: Controller) -> None:
+            owner = controller.cluster_settings
+            version, document = await owner.newest()
+            edited = with_keys(document, given)
+            if bomb is not None:
+                self.plant(edited.sha256, bomb)
+            written, _ = await owner.write(edited, version.version, "", None, OPERATOR)
+            self.record(Edited(self.now_s(), version.version, written.version))
+
+        return await self.order(f"edit {given}{f', which is bad: {bomb}' if bomb is not None else ''}", give)
+
+    def plant(self, document_sha256: str, bomb: Bomb) -> None:
+        self.bombs[document_sha256] = bomb
+        if bomb.kind == "load":
+            for name in self.machines:
+                if bomb.machine in ("", name):
+                    self.record(Refuses(self.now_s(), name, document_sha256))
+
+    async def roll_back(self, number: int) -> bool:
+        async def give(controller: Controller) -> None:
+            owner = controller.cluster_settings
+            newest, _ = await owner.newest()
+            _, document = await owner.version(number)
+            await owner.write(document, newest.version, f"back to {number}", None, OPERATOR)
+
+        return await self.order(f"roll back to {number}", give)
+
+    def damage_newest(self, damaged: bool) -> None:
+        """The row of the newest version says something else from here on, or again what was written."""
+        self.damaged = self.versions[-1].version if damaged else self.damaged
+        whole = self.versions[self.damaged - 1]
+        text = whole.document + "# not written by anybody\n" if damaged else whole.document
+        self.tell(f"version {self.damaged} is {'damaged' if damaged else 'whole again'}")
+        assert self._store is not None
+        writer = self._store._writer
+        guards = list(writer.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'cluster_settings'"))
+        for trigger, _ in guards:  # no statement may change a version; a bad disk may
+            writer.execute(f"DROP TRIGGER {trigger}")
+        writer.execute("UPDATE cluster_settings SET document = ? WHERE version = ?", (text, whole.version))
+        for _, statement in guards:
+            writer.execute(statement)
+        if not damaged:
+            self.damaged = 0
+
+    def save_file(self, name: str, data: bytes, torn_s: float = 0.0) -> None:
+        """The machine's file is written; `torn_s`: only its first half at first."""
+        disk = self.machines[name].disk
+        self.tell(f"the file of {name} is written")
+        self.record(FileSaved(self.now_s(), name, hashlib.sha256(data).hexdigest()))
+        if not torn_s:
+            disk.files[FILE] = data
+            return
+        lines = data.splitlines(keepends=True)
+        disk.files[FILE] = b"".join(lines[: len(lines) // 2])
+        self.torn.add(name)
+
+        async def rest() -> None:
+            await trio.sleep(torn_s)
+            disk.files[FILE] = data
+            self.torn.discard(name)
+            self.healing -= 1
+
+        self.healing += 1
+        self.nursery.start_soon(rest)
+
     # --- looking
+
+    def applied_everywhere(self) -> str:
+        """What is not as the newest version says, or ""."""
+        newest = self.versions[-1]
+        if len(self.planes) < self.shape.planes:
+            return "a control plane is down"
+        for name, plane in self.planes.items():
+            in_force = plane.controller.in_force
+            if in_force.applied != newest.version or in_force.pending or in_force.restart_for_file:
+                return f"{name} says {in_force.said(0.0)}, the newest version is {newest.version}"
+            if in_force.file.sha256 != hashlib.sha256(plane.machine.disk.read(FILE) or b"").hexdigest():
+                return f"{name} does not go by its file"
+        routers = [plane.router for plane in self.planes.values()] + [router for _, router, _ in self.followers.values()]
+        if any(router.policy is None or router.policy.route.queue_max != marker_of(newest) for router in routers):
+            return "a router obeys another policy"
+        return ""
+
+    async def wait_applied(self, limit_s: float) -> None:
+        """An assertion when it takes longer."""
+        with trio.move_on_after(limit_s):
+            while self.applied_everywhere():
+                await trio.sleep(LOOK_S)
+            return
+        leader = self.leader()
+        row = leader.controller.rollouts.describe() if leader is not None else "nobody leads"
+        raise AssertionError(f"not within {limit_s:g} s: {self.applied_everywhere()}; the roll-out: {row}")
 
     async def _look(self) -> None:
         while True:
@@ -658,6 +1089,21 @@ class World:
                 await trio.sleep(LOOK_S)
             return
         raise AssertionError(f"it did not settle within {limit_s:g} s{why}\n{self.describe()}")
+
+
+OPERATOR = Origin("somebody")
+CLUSTER_VALUES = cluster_values_of(attrs.evolve(SETTINGS, rollout=RolloutSettings(TIMEOUT_S, DELAY_S)))
+
+
+def file_of(name: str, level: str = "info", tail: str = "") -> bytes:
+    """A machine's own file: its log level takes a restart, `tail` is more of it."""
+    own = f'[server]\nname = "{name}"\n[log]\nformat = "json"\nlevel = "{level}"\n'
+    return (own + document_of(CLUSTER_VALUES, "the world").text + tail).encode()
+
+
+def marker_of(version: SettingsVersion) -> int:
+    found = [line for line in version.document.splitlines() if line.startswith("queue_max = ")]
+    return int(found[0].partition("= ")[2]) if found else RouteSettings().queue_max
 
 
 async def _ignore(awaited: Awaitable[object]) -> None:

@@ -11,13 +11,15 @@ from unittest import mock
 import attrs
 
 from llmgw.agent import fence as agent_fence
-from llmgw.control import controller, planning, powers
+from llmgw.control import controller, planning, powers, rollout, settings_in_force
 from llmgw.control.attention import Attention
 from llmgw.control.inventory import Inventory
+from llmgw.control.restart import Rollouts
 from llmgw.domain.lease import Fence, FencingToken
 from llmgw.router.follow import Follower
 from llmgw.store import connection
-from tests.property.schedules import BUSY, CONTROL, STORM, Kind
+from llmgw.store import settings as settings_rows
+from tests.property.schedules import BUSY, CONTROL, SETTINGS_KIND, STORM, Kind
 
 Removal = Callable[[], AbstractContextManager[object]]
 
@@ -52,6 +54,14 @@ def _without_router_fence() -> Iterator[None]:
         yield
 
 
+def _unprotected(**rules: bool) -> Removal:
+    return lambda: mock.patch("tests.property.world.PROTECT", settings_in_force.Protect(**rules))
+
+
+def _rolled_out_without(*rules: str) -> Removal:
+    return lambda: mock.patch("tests.property.world.RULES_OF_ROLLOUT", rollout.Rules(**dict.fromkeys(rules, False)))
+
+
 WORLD_RULES: Final = {
     "an agent refuses a lower epoch": WorldRule(
         "AgentFence", STORM, lambda: mock.patch("llmgw.sim.node.Fence", partial(agent_fence.Fence, rule=_obey)), first=14
@@ -78,4 +88,21 @@ WORLD_RULES: Final = {
     "an order that a broken session has lost is given again": WorldRule(
         "NothingLeftToPlan", BUSY, _without(Inventory, "_forget_untaken", lambda self, entry: None), first=7
     ),
+    "settings are in force when the store has taken them": WorldRule(
+        "NothingBeforeDurable", SETTINGS_KIND, _unprotected(durable_first=False)
+    ),
+    "a document that is not what was written is not applied": WorldRule("NoTorn", SETTINGS_KIND, _unprotected(check_digest=False)),
+    "a version that does not load on a machine is not applied there": WorldRule(
+        "NeverUnloadable", SETTINGS_KIND, _unprotected(only_loadable=False)
+    ),
+    "a changed file is read when it has hashed the same twice": WorldRule("NoTorn", SETTINGS_KIND, _unprotected(read_twice=False)),
+    "an edit names the version that it began from": WorldRule(
+        "SettingsLinear", SETTINGS_KIND, _without(settings_rows, "_check_parent", lambda head, parent: None)
+    ),
+    "only who has the token restarts": WorldRule(
+        "MaxOneDown", SETTINGS_KIND, _without(Rollouts, "_is_told", lambda self, row: self._in_force.pending > 0)
+    ),
+    "the leader restarts last": WorldRule("LeaderLast", SETTINGS_KIND, _rolled_out_without("leader_last")),
+    "a successor proves itself first": WorldRule("LeaderLast", SETTINGS_KIND, _rolled_out_without("proving_delay")),
+    "a version that has failed goes no further": WorldRule("CanaryStops", SETTINGS_KIND, _rolled_out_without("canary_stops")),
 }

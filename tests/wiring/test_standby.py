@@ -171,6 +171,31 @@ async def test_the_leader_hands_over_to_the_standby_and_stands_by(tmp_path: Path
         assert (shown["is_me"], shown["owner"], shown["role"]) == (False, standby.controller.leadership.owner, "follow")
 
 
+async def test_one_that_is_started_while_the_store_is_locked_waits_for_it(tmp_path: Path):
+    (tmp_path / "shared").mkdir()
+    loaded = load_bytes(file_of(tmp_path, "one").encode(), source="test", role=Role.SERVER)
+    holder = apsw.Connection(str(tmp_path / "shared" / "llmgw.db"))
+    holder.execute("BEGIN EXCLUSIVE")
+    with capture_logs() as told:
+        async with trio.open_nursery() as nursery:
+            started = trio.Event()
+
+            async def run() -> None:
+                await nursery.start(run_control_plane, RealMachine(), loaded)
+                started.set()
+
+            nursery.start_soon(run)
+            with trio.fail_after(LIMIT_S):
+                while not any("waiting for it" in line["event"] for line in told):
+                    await trio.sleep(0.01)
+            assert not started.is_set()
+            holder.execute("ROLLBACK")
+            holder.close()
+            with trio.fail_after(LIMIT_S):
+                await started.wait()
+            nursery.cancel_scope.cancel()
+
+
 async def test_one_that_is_started_while_the_lease_is_locked_stands_by_until_it_is_free(tmp_path: Path):
     """It used to end with exit 6, where one that runs already waits."""
     async with pair(tmp_path):

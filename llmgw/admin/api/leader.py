@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from llmgw.admin.calls import Call, Reply, Route
-from llmgw.admin.peer_client import PRESENT_PATH, RELEASED_PATH
+from llmgw.admin.peer_client import CHANGED_PATH, PRESENT_PATH, RELEASED_PATH
 from llmgw.control.controller import Controller
 from llmgw.control.peers import Presence
 from llmgw.domain.errors import Denied, Invalid
 from llmgw.domain.ids import OwnerId, holder_name
 from llmgw.domain.lease import LeaseRole
+from llmgw.domain.settings_version import PlaneSettings
+from llmgw.protocol.codec import structure
 from llmgw.store.admin_tokens import Role
 
 WORD_MAX: Final = 300  # characters of a text in a control plane's word
@@ -24,6 +26,8 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         force = call.table(("force",), optional=True).get("force", False)
         if not isinstance(force, bool):
             raise Invalid("force is true or false", param="force")
+        if not force:
+            controller.rollouts.check_hand_over()
         await controller.peers.check_healthy()
         controller.leadership.hand_over(force=force)
         return Reply({**leader_view(controller), "change": "handing over"}, 202)
@@ -38,13 +42,20 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         controller.leadership.look()
         return Reply(leader_view(controller))
 
+    async def changed(call: Call) -> Reply:
+        _from_peer(call)
+        controller.look_at_settings()
+        return Reply({})
+
     return (
-        Route("GET", "/api/v1/leader", show, "Who leads, under which epoch, with which powers, and who stands by"),
+        Route("GET", "/api/v1/leader", show, "Who leads, under which epoch, with which powers, and who stands by", late=True),
         Route("POST", "/api/v1/leader/hand-over", hand_over, "Let another control plane lead", Role.OPERATOR,
               {"force": "true: also where there is none; takes a new epoch"}, remembered=False),
         Route("POST", PRESENT_PATH, present, "A standby presents itself; for control planes only", Role.ADMIN,
               remembered=False, local=True),
         Route("POST", RELEASED_PATH, released, "The lease was released; for control planes only", Role.ADMIN,
+              remembered=False, local=True),
+        Route("POST", CHANGED_PATH, changed, "The settings changed: look now; for control planes only", Role.ADMIN,
               remembered=False, local=True),
     )  # fmt: skip
 
@@ -97,8 +108,9 @@ def read_presence(table: dict[str, Any]) -> Presence:
         raise Invalid("a standby names itself with texts: owner, address, build, token_sha256")
     if type(heard) is not int or heard < 0:
         raise Invalid("nodes_heard is a whole number from 0", param="nodes_heard")
+    said = structure(table.get("settings") or {}, PlaneSettings)
     return Presence(
-        OwnerId(texts["owner"]), texts["address"], texts["build"], heard, texts["token_sha256"], table.get("disk_fine") is not False
+        OwnerId(texts["owner"]), texts["address"], texts["build"], heard, texts["token_sha256"], table.get("disk_fine") is not False, said
     )
 
 

@@ -11,6 +11,8 @@ import attrs
 from llmgw import __version__
 from llmgw.admin.api.leader import leader_view
 from llmgw.admin.api.models import list_models
+from llmgw.admin.api.settings import problems as settings_problems
+from llmgw.admin.api.settings import summary
 from llmgw.admin.calls import Call, Reply, Route
 from llmgw.admin.metrics import CONTENT_TYPE, Metrics
 from llmgw.admin.views import problems
@@ -35,7 +37,7 @@ def routes(controller: Controller, metrics: Metrics, draining: Callable[[], bool
         return Reply(text=metrics.text(), content_type=CONTENT_TYPE)
 
     return (
-        Route("GET", "/api/v1/status", status, "The whole cluster at a glance, and what needs a person"),
+        Route("GET", "/api/v1/status", status, "The whole cluster at a glance, and what needs a person", late=True),
         Route("GET", "/health", health, "The process runs", None),
         Route("GET", "/ready", ready, "This control plane leads or follows, has planned, and can write; else 503 with reasons", None),
         Route("GET", "/metrics", show_metrics, "Metrics as text; open on loopback, a token elsewhere", None),
@@ -65,6 +67,7 @@ def status_view(controller: Controller) -> dict[str, Any]:
         for node in observed.nodes
         if abs(ahead_s := node.clock_ahead_s) > CLOCK_WRONG_S
     ]
+    found += settings_problems(controller)
     if controller.events.dropped:
         found.append(f"{controller.events.dropped} events could not be stored and were lost")
     return {
@@ -76,6 +79,7 @@ def status_view(controller: Controller) -> dict[str, Any]:
             "durability": controller.store.durability,
             "schema": controller.store.schema,
         },
+        "settings": summary(controller),
         "models": dict(sorted(Counter(model["state"] for model in models).items())),
         "replicas": dict(sorted(Counter(replica.state.value for replica in replicas).items())),
         "nodes": dict(sorted(Counter(node.state.value for node in observed.nodes).items())),

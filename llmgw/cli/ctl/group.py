@@ -10,6 +10,12 @@ from llmgw.cli.lazy import LazyGroup
 
 NOUNS: Final = {
     "status": ("llmgw.cli.ctl.status:status", "Who leads, what is ready, what is wrong."),
+    "config": (
+        "llmgw.cli.ctl.config:config",
+        "Cluster settings: show, get, set, unset, edit, check, apply, history, diff, rollback.",
+    ),
+    "pause": ("llmgw.cli.ctl.pause:pause", "Freeze roll-outs, moves and scaling."),
+    "resume": ("llmgw.cli.ctl.pause:resume", "End a pause."),
     "model": ("llmgw.cli.ctl.model:model", "Models: list, show, apply, rm, scale, engine, restart."),
     "replica": ("llmgw.cli.ctl.replica:replica", "Replicas: list, show, logs, drain, restart."),
     "node": ("llmgw.cli.ctl.node:node", "Nodes: list, show, cordon, drain, resume, label."),

@@ -47,6 +47,7 @@ def status_lines(found: Mapping[str, Any], rows: Callable[[str], list[dict[str, 
         ("leader", _leader(found)),
         ("build", text(found.get("build"))),
         ("store", ", ".join(part for part in (text(store.get("mode")), _labelled("durability", store.get("durability"))) if part)),
+        ("settings", _settings(_map(found.get("settings")))),
         ("router", _router(router)),
         *((noun, _counts(found.get(noun))) for noun in ("models", "replicas", "nodes")),
     ]
@@ -123,6 +124,20 @@ def _router(router: Mapping[str, Any]) -> str:
         count = len(endpoints) if isinstance(endpoints, list) else endpoints
         parts.append(f"{count} {'endpoint' if count == 1 else 'endpoints'}")
     return ", ".join(part for part in parts if part)
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    live, desired = settings.get("live"), settings.get("desired")
+    if not settings or not desired:
+        return ""  # without a store they have no versions
+    parts = [f"version {live}"]
+    if live != desired:
+        parts.append(f"version {desired} is wanted")
+    elif settings.get("applied") != live:
+        parts.append("a part of it waits for a restart")
+    parts += [text(settings.get("rollout"))]
+    parts += ["paused"] if settings.get("pause") else []
+    return ", ".join(part for part in dict.fromkeys(parts) if part)
 
 
 def _labelled(label: str, value: object) -> str:
