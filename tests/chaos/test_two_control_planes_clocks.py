@@ -15,7 +15,7 @@ import pytest
 
 from tests.chaos.planes import Pair, Plane, lease_record
 from tests.chaos.writer import Writer, lost_or_doubled
-from tests.programs import program, wait_for
+from tests.programs import call, program, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +54,9 @@ def test_a_step_of_one_wall_clock_by_a_day_changes_no_role_loses_no_node_and_no_
     leader, before = pair.wait_agreed()
     (other,) = [plane for plane in pair.planes if plane is not leader]
     writer = Writer("w", pair.planes, 1)
+    for plane in pair.planes:  # a standby's token is valid at the leader once it has presented itself
+        taken = {"authorization": f"Bearer {writer.token}"}
+        wait_for(lambda: call(f"127.0.0.1:{plane.port}", "GET", "/api/v1/leader", None, taken)[0] == 200, "the token is known")  # noqa: B023
     node = pair.folder / "node.toml"
     node.write_text(
         f"""

@@ -145,7 +145,13 @@ class Page:
         assert field.get_attribute("value") == text
 
     def button(self, label: str) -> WebElement:
-        return self.until(lambda: [one for one in self.all("button") if label in (one.text, one.get_attribute("aria-label"))], label)[0]
+        def found() -> list[WebElement]:
+            try:
+                return [one for one in self.all("button") if label in (one.text, one.get_attribute("aria-label"))]
+            except StaleElementReferenceException:  # the page was just drawn anew
+                return []
+
+        return self.until(found, label)[0]
 
     def sign_in(self, dev: OnTerminal, url: str = "") -> None:
         self.open(url or dev.url)

@@ -128,6 +128,50 @@ def simulated() -> None:
             dev.close()
 
 
+_LIMITS = "[guard]\nmax_messages = 200\nmax_images = 8\n[route]\nretries = 2\n"
+_RULE = '[[guard.rule]]\nname = "project-names"\nwords = ["Nightjar", "Blue Heron"]\naction = "flag"\n'
+VERSIONS = (
+    ("[guard]\nmax_messages = 500\n", "no talk of ours is longer"),
+    (_LIMITS, "pictures fill the queue"),
+    (f"{_LIMITS}{_RULE}", "names that may not leave the house"),
+    ("[guard]\nmax_messages = 200\n[route]\nretries = 2\n", "a rule for a day"),
+)
+
+
+def settings() -> None:
+    """The page of settings: an edit that waits to be saved, the history, and both on a narrow screen."""
+    with tempfile.TemporaryDirectory() as folder:
+        dev = OnTerminal(Path(folder), "--no-engine")
+        driver = start_browser(Path(folder) / "profile")
+        try:
+            page = Page(driver)
+            page.sign_in(dev)
+            for number, (text, why) in enumerate(VERSIONS, 1):
+                wait_for(lambda: dev.admin("GET", "/settings")["version"] == number, "the version before")  # noqa: B023 - used at once
+                dev.admin("PUT", "/settings", {"toml": text, "reason": why}, **{"if-match": f'"{number}"'})
+            page.go("settings")
+            page.sees("1 of 1 control plane runs version 5", ".standing")
+            page.fill("input[type=search]", "guard")
+            page.fill('[id="key-guard.max_messages"]', "300")
+            page.sees("1 unsaved change", ".draft")
+            shoot(page, "settings")
+            page.go("settings", "history")
+            page.button("Changes of version 4").click()
+            page.sees("From version 3 to version 4", "main")
+            shoot(page, "settings-history")
+            driver.execute_cdp_cmd(
+                "Emulation.setDeviceMetricsOverride", {"width": 400, "height": 860, "deviceScaleFactor": 1, "mobile": False}
+            )
+            page.go("settings")
+            page.fill("input[type=search]", "guard")
+            page.sees("1 unsaved change", ".draft")
+            shoot(page, "settings-narrow")
+        finally:
+            driver.quit()
+            dev.close()
+
+
 if __name__ == "__main__":
     main()
     simulated()
+    settings()

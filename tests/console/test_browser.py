@@ -482,7 +482,17 @@ def test_the_keyboard_reaches_everything(dev: OnTerminal, page: Page) -> None:
 def test_every_control_has_a_name_and_the_page_its_landmarks(dev: OnTerminal, page: Page) -> None:
     page.sign_in(dev)
     (first, *_) = dev.admin.replicas("m1")
-    for place in (["overview"], ["models", "m1"], ["replicas"], ["replicas", first["id"]], ["nodes"], ["playground"], ["events"]):
+    settings = (["settings"], ["settings", "toml"], ["settings", "history"], ["settings", "rollout"])
+    for place in (
+        ["overview"],
+        ["models", "m1"],
+        ["replicas"],
+        ["replicas", first["id"]],
+        ["nodes"],
+        ["playground"],
+        ["events"],
+        *settings,
+    ):
         page.go(*place)
         page.until(lambda: page.all("main .panel"), "a page")
         unnamed = page.driver.execute_script(
@@ -543,8 +553,11 @@ def test_orders_from_the_page_are_carried_out(dev: OnTerminal, page: Page) -> No
 
 def test_the_browser_finds_nothing_to_complain_about(dev: OnTerminal, page: Page) -> None:
     page.sign_in(dev)
-    for place in ("models", "replicas", "nodes", "playground", "events"):
+    for place in ("models", "replicas", "nodes", "settings", "playground", "events"):
         page.go(place)
+        page.until(lambda: page.all("main .panel"), "a page")
+    for view in ("toml", "history", "rollout"):
+        page.go("settings", view)
         page.until(lambda: page.all("main .panel"), "a page")
     page.go("replicas", dev.admin.replicas("m1")[0]["id"])
     for pane, after in ((".log", ["playground"]), (".turns", ["overview"])):

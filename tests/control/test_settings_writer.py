@@ -12,7 +12,7 @@ from llmgw.domain.errors import Conflict, Invalid, NotFound, PreconditionFailed,
 from llmgw.domain.settings_version import Applied, Pause, PlaneSettings
 from llmgw.settings.document import BASELINE_GUARD, EMPTY, parse_document, value_at
 from llmgw.store import settings as rows
-from tests.control.settings_world import ANN, FILE, SettingsWorld
+from tests.control.settings_world import ANN, FILE, SettingsWorld, what
 
 
 def of(text: str):
@@ -158,7 +158,7 @@ async def test_an_edit_that_needs_a_restart_says_for_which_keys_and_takes_the_re
     _, planned = await world.writer.write(of("lease.ttl_s = 30\nroute.retries = 5"), 1, "", None, ANN)
     assert planned.restart == ("lease.ttl_s",)
     assert (world.settings.lease.ttl_s, world.settings.route.retries) == (15, 5)
-    assert world.in_force.said(0) == PlaneSettings(live=2, applied=1, pending=2)
+    assert what(world.in_force) == PlaneSettings(live=2, applied=1, pending=2)
 
 
 async def test_a_plan_of_an_edit_writes_nothing(autojump_clock):
@@ -174,7 +174,7 @@ async def test_a_version_that_this_machine_refuses_is_written_all_the_same_and_s
     world.why_not = "no such file"
     version, _ = await world.writer.write(of("lease.ttl_s = 30"), 1, "", None, ANN)
     assert version.version == 2
-    assert world.in_force.said(0) == PlaneSettings(live=1, applied=1, refused=2, why="no such file")
+    assert what(world.in_force) == PlaneSettings(live=1, applied=1, refused=2, why="no such file")
 
 
 async def test_a_reason_has_an_end(autojump_clock):
@@ -216,7 +216,7 @@ async def test_a_version_that_this_build_cannot_load_is_shown_and_can_be_taken_b
     _, content = await world.writer.version(1)
     written, _ = await world.writer.write(content, 2, "back", None, ANN)
     assert written.version == 3
-    assert world.in_force.said(0) == PlaneSettings(live=3, applied=3)
+    assert what(world.in_force) == PlaneSettings(live=3, applied=3)
 
 
 # --- a cluster on its file
@@ -258,7 +258,7 @@ async def test_the_first_start_imports_the_file_with_the_baseline_guard_and_says
     assert await world.writer.import_first(lambda connection, epoch: None) is None
     assert await events(world) == [("settings.imported", f"version 1 is imported from {FILE}")]
     await world.look()
-    assert world.in_force.said(0) == PlaneSettings(live=1, applied=1)
+    assert what(world.in_force) == PlaneSettings(live=1, applied=1)
 
 
 async def test_b160_a_file_left_in_place_is_not_imported_again_over_what_was_edited(autojump_clock):

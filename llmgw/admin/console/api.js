@@ -14,6 +14,7 @@ export class ApiError extends Error {
     super(String(error.message ?? `the server answered with status ${status}`));
     this.status = status;
     this.code = String(error.code ?? "");
+    this.faults = Array.isArray(error.faults) ? error.faults : []; // of a body that was not valid: { path, reason } each
   }
 }
 
@@ -39,10 +40,10 @@ export const parse = (text) => ESCAPED.test(text) ? JSON.parse(text, (_, value) 
 
 export const address = (path) => new URL(path, base);
 
-async function answerOf(response) {
+async function answerOf(response, parsed = parse) {
   const text = await response.text();
   let body = null;
-  try { body = text ? parse(text) : null; } catch { /* a proxy's page, not ours */ }
+  try { body = text ? parsed(text) : null; } catch { /* a proxy's page, not ours */ }
   if (!response.ok) throw new ApiError(response.status, body);
   if (body === null) throw new ApiError(response.status, { error: { message: "the answer was not from llmgw; is a proxy in between?" } });
   return body;
@@ -55,14 +56,19 @@ function lost(err, mine) {
 }
 
 /** Reads below /api/v1; `heard` is called when the answer begins. Raises ApiError, or what fetch raises when nobody answers. */
-export async function read(path, signal, heard) {
+export const read = (path, signal, heard) => readAs(parse, path, signal, heard);
+
+/** The same, with every text as it is kept: for what is written back. Whoever shows it makes it fit to be shown. */
+export const readExactly = (path) => readAs(JSON.parse, path);
+
+async function readAs(parsed, path, signal, heard) {
   const limit = AbortSignal.timeout(BACKGROUND_LIMIT_MS);
   const mine = session;
   try {
     const joined = signal && AbortSignal.any ? AbortSignal.any([signal, limit]) : signal ?? limit;
     const response = await fetch(address(`api/v1/${path}`), { headers: { accept: "application/json" }, cache: "no-store", signal: joined });
     heard?.();
-    return await answerOf(response);
+    return await answerOf(response, parsed);
   } catch (err) {
     throw lost(err, mine);
   }
@@ -79,19 +85,19 @@ export async function readAll(noun, heard) {
   return rows;
 }
 
-/** An order below /api/v1, carried out once however often the network repeats it. */
-export async function order(method, path, body, more = {}) {
-  const headers = { "x-csrf-token": session?.csrf ?? "", "idempotency-key": key(), ...more };
+/** An order below /api/v1, carried out once however often the network repeats it, or a person with the same key in `more`. */
+export async function order(method, path, body, more = {}, parsed = parse) {
+  const headers = { "x-csrf-token": session?.csrf ?? "", "idempotency-key": freshKey(), ...more };
   if (body !== undefined) headers["content-type"] = "application/json";
   const mine = session;
   try {
-    return await answerOf(await fetch(address(`api/v1/${path}`), { method, headers, body: body === undefined ? undefined : JSON.stringify(body) }));
+    return await answerOf(await fetch(address(`api/v1/${path}`), { method, headers, body: body === undefined ? undefined : JSON.stringify(body) }), parsed);
   } catch (err) {
     throw lost(err, mine);
   }
 }
 
-const key = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (one) => one.toString(16).padStart(2, "0")).join("");
+export const freshKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (one) => one.toString(16).padStart(2, "0")).join("");
 
 /** A request to /v1 of the router, through the control plane; the whole response, so that it can be read as it comes. */
 export function ask(path, body, apiKey, signal) {

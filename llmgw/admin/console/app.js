@@ -8,10 +8,11 @@ import { Replica, Replicas } from "./views/replicas.js";
 import { Playground } from "./views/playground.js";
 import { Model, Models } from "./views/models.js";
 import { Nodes } from "./views/nodes.js";
+import { Settings, TITLES } from "./views/settings.js";
 import { Events } from "./views/events.js";
 import { SignIn } from "./views/sign_in.js";
 
-const PAGES = [["overview", "Overview"], ["models", "Models"], ["replicas", "Replicas"], ["nodes", "Nodes"], ["playground", "Playground"], ["events", "Events"]];
+const PAGES = [["overview", "Overview"], ["models", "Models"], ["replicas", "Replicas"], ["nodes", "Nodes"], ["settings", "Settings"], ["playground", "Playground"], ["events", "Events"]];
 const TICK_MS = 1_000; // ages on the page
 const AGAIN_MS = 3_000; // between looks for a control plane that does not answer
 const root = document.getElementById("app");
@@ -26,6 +27,7 @@ function page([name, detail]) {
   if (name === "replicas") return detail ? html`<${Replica} key=${detail} id=${detail} />` : html`<${Replicas} />`;
   if (name === "models") return detail ? html`<${Model} key=${detail} name=${detail} />` : html`<${Models} />`;
   if (name === "nodes") return html`<${Nodes} />`;
+  if (name === "settings") return html`<${Settings} view=${detail in TITLES ? detail : ""} />`;
   if (name === "playground") return html`<${Playground} />`;
   if (name === "events") return html`<${Events} />`;
   return html`<${Overview} />`;
@@ -56,7 +58,8 @@ function App() {
 
 function draw() {
   const [name, detail] = route();
-  document.title = currentSession() ? `${detail ?? PAGES.find(([one]) => one === name)?.[1] ?? "Overview"} · llmgw` : "Sign in · llmgw";
+  const shown = name === "settings" ? TITLES[detail] : detail;
+  document.title = currentSession() ? `${shown ?? PAGES.find(([one]) => one === name)?.[1] ?? "Overview"} · llmgw` : "Sign in · llmgw";
   render(html`<${App} />`, root);
 }
 

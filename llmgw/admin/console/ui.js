@@ -12,6 +12,7 @@ const TONES = {
   ready: "good", well: "good", info: "plain", degraded: "warn", loading: "busy", starting: "busy", pending: "busy", waiting: "busy", draining: "warn",
   failed: "bad", lost: "bad", unknown: "warn", stopped: "plain", warning: "warn", error: "bad", debug: "plain",
   no_capacity: "bad", unreachable: "bad", held: "warn",
+  in_force: "good", rolling_out: "busy", restarting: "busy", restart: "warn", refused: "bad", frozen: "bad", paused: "warn",
 };
 const LONG = 24; // characters
 const SHAPES = { good: "●", warn: "▲", bad: "■", busy: "◌", plain: "○" };
