@@ -16,6 +16,7 @@ import attrs
 import click
 
 from llmgw.cli.ctl.client import Answer
+from llmgw.cli.ctl.files import named, read_bytes
 from llmgw.cli.ctl.output import Ctl, echo, items, key, shared, table, text, toml_text
 from llmgw.cli.paths import PathOption
 from llmgw.cli.text import printable
@@ -370,28 +371,12 @@ def toml_line(value: Any) -> str:
 # --- files and keys
 
 
-def named(file: Path) -> str:
-    return "standard input" if str(file) == "-" else str(file)
-
-
 def read_document(file: Path) -> str:
     """A file's text, which is TOML and no machine's own file. Raises NotFound, Invalid."""
     from llmgw.settings.document import DOCUMENT_BYTES_MAX
 
-    source = named(file)
-    try:
-        if str(file) == "-":
-            data = sys.stdin.buffer.read(DOCUMENT_BYTES_MAX + 1)
-        else:
-            with file.open("rb") as stream:
-                data = stream.read(DOCUMENT_BYTES_MAX + 1)
-    except FileNotFoundError as err:
-        raise NotFound(f"there is no file {source}", code="no_such_file") from err
-    except OSError as err:
-        raise Invalid(f"{source} cannot be read: {err.strerror or err}") from err
-    if len(data) > DOCUMENT_BYTES_MAX:
-        raise Invalid(f"{source} is larger than {DOCUMENT_BYTES_MAX} bytes: that is no settings document")
-    return checked_text(data, source)
+    data = read_bytes(file, DOCUMENT_BYTES_MAX, ": that is no settings document")
+    return checked_text(data, named(file))
 
 
 def checked_text(data: bytes, source: str) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from llmgw.cli.ctl.client import segment
+from llmgw.cli.ctl.files import named, read_bytes
 from llmgw.cli.ctl.output import Ctl, details, echo, items, key, shared, table, text, toml_text
 from llmgw.cli.ctl.replica import REPLICA_COLUMNS
 from llmgw.cli.ctl.waiting import models_ready, no_replicas, wait_done, waits
 from llmgw.cli.paths import PathOption
 from llmgw.cli.text import printable
-from llmgw.domain.errors import Fault, Invalid, NotFound
+from llmgw.domain.errors import Fault, Invalid
 
 
 @click.group()
@@ -120,19 +121,8 @@ def read_models_file(file: Path) -> list[dict[str, Any]]:
     from llmgw.settings.objects import read_models
     from llmgw.settings.toml_text import parse_toml
 
-    source = "standard input" if str(file) == "-" else str(file)
-    try:
-        if str(file) == "-":
-            data = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
-        else:
-            with file.open("rb") as stream:
-                data = stream.read(FILE_BYTES_MAX + 1)
-    except FileNotFoundError as err:
-        raise NotFound(f"there is no file {source}", code="no_such_file") from err
-    except OSError as err:
-        raise Invalid(f"{source} cannot be read: {err.strerror or err}") from err
-    if len(data) > FILE_BYTES_MAX:
-        raise Invalid(f"{source} is larger than {FILE_BYTES_MAX} bytes")
+    source = named(file)
+    data = read_bytes(file, FILE_BYTES_MAX)
     try:
         raw = parse_toml(data.decode("utf-8"), source)
     except UnicodeDecodeError as err:
