@@ -6,6 +6,7 @@ then in force here and told to the others. A version is never changed: taking on
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from llmgw.control.settings_poller import SettingsPoller
 from llmgw.domain.errors import Conflict, Invalid, NotFound, PreconditionFailed
 from llmgw.domain.ids import OwnerId, holder_name
 from llmgw.domain.settings_version import Pause, SettingsVersion
+from llmgw.settings import not_yet
 from llmgw.settings.document import EMPTY, Difference, Document, differences, document_of, imported, parse_document
 from llmgw.settings.layers import Layer, layers
 from llmgw.settings.place_holders import warnings_of_engines
@@ -204,8 +206,6 @@ def _read(version: SettingsVersion) -> Document:
 
 
 def _plain(text: str) -> Mapping[str, Any]:
-    import tomllib
-
     try:
         return tomllib.loads(text)
     except ValueError:
@@ -213,8 +213,6 @@ def _plain(text: str) -> Mapping[str, Any]:
 
 
 def _not_yet(document: Document) -> tuple[str, ...]:
-    from llmgw.settings import not_yet
-
     return tuple(not_yet.warnings_of(document.paths, document.settings, (), ()))
 
 
