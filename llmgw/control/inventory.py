@@ -350,9 +350,8 @@ class Inventory:
             Closing(
                 replica=replica_id,
                 why=entry.why,
-                let_go=entry.generation is not None
-                and acknowledged >= entry.generation
-                and use.get(EndpointId(replica_id), EndpointUse()).in_flight == 0,
+                withdrawn=entry.generation is not None and acknowledged >= entry.generation,
+                used=use.get(EndpointId(replica_id), EndpointUse()).in_flight > 0,
                 left_s=entry.deadline_s - now_s,
                 stop_sent=entry.stop_sent,
             )

@@ -109,15 +109,20 @@ class ObservedReplica:
 class Closing:
     """A replica on its way out: withdrawn, drained, then stopped.
 
-    `let_go` is True once every connected router has acknowledged the withdrawal (or been silent for 5 s) and none counts
-    a request in flight there. `left_s` may be negative.
+    `withdrawn` is True once every connected router has acknowledged that it lists the replica no more (or been silent for 5 s),
+    `used` while one counts a request in flight there. `left_s` may be negative.
     """
 
     replica: ReplicaId
     why: str
-    let_go: bool
+    withdrawn: bool
+    used: bool
     left_s: float
     stop_sent: bool = False
+
+    @property
+    def let_go(self) -> bool:
+        return self.withdrawn and not self.used
 
 
 @attrs.frozen

@@ -165,7 +165,9 @@ def _finish_closings(
             if leaving is None or leaving.stop_sent or not _heard(nodes, replica) or replica.state is _S.LOST:
                 continue
             running = replica.report.running or 0
-            if (leaving.let_go and running == 0) or leaving.left_s <= 0 or replica.state is not _S.READY:
+            # Also one that is not ready waits until no router lists it: what is started on its port next is another's.
+            broken = leaving.withdrawn and replica.state is not _S.READY
+            if (leaving.let_go and running == 0) or leaving.left_s <= 0 or broken:
                 how = (
                     "drained"
                     if leaving.let_go and running == 0

@@ -33,7 +33,7 @@ class PlanWorld:
                 case Start(node, order, _):
                     replicas[order.id] = ObservedReplica(node, ReplicaReport(order, S.READY, pid=1), S.READY, since_s=1.0)
                 case Withdraw(_, replica, why, deadline_s):
-                    closings[replica] = Closing(replica, why, let_go=True, left_s=deadline_s)
+                    closings[replica] = Closing(replica, why, withdrawn=True, used=False, left_s=deadline_s)
                 case Stop(_, replica, _, _) | Forget(_, replica, _):
                     replicas.pop(replica, None)
                     closings.pop(replica, None)
@@ -148,7 +148,7 @@ def plan_worlds(draw: st.DrawFn) -> PlanWorld:
             report = ReplicaReport(order, state, pid=pid, attempt=1)
             replicas.append(ObservedReplica(node.id, report, shown, since_s=-float(index), ordered_to_drain=draw(st.integers(0, 9)) == 0))
             if state is S.READY and draw(st.integers(0, 5)) == 0:
-                closings.append(Closing(order.id, "because", draw(st.booleans()), draw(st.sampled_from((5.0, -1.0)))))
+                closings.append(Closing(order.id, "because", draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from((5.0, -1.0)))))
     needs = {profile.digest(): MemoryNeed(600, "test") for model in catalog.models for profile in model.profiles}
     settings = PlanSettings(starts_max=draw(st.sampled_from((1, 3, 8))), pack=draw(st.booleans()))
     choices = {model.name: model.profiles[-1].name for model in catalog.models if draw(st.integers(0, 3)) == 0}

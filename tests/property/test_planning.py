@@ -137,14 +137,15 @@ def test_nothing_is_started_before_every_known_node_has_answered_or_its_grace_ha
 
 @given(plan_worlds())
 @settings(max_examples=300, deadline=None)
-def test_a_ready_replica_is_stopped_only_after_it_was_withdrawn_and_let_go_or_overdue(world: PlanWorld) -> None:
+def test_a_replica_is_stopped_only_after_it_was_withdrawn_and_let_go_or_overdue(world: PlanWorld) -> None:
     closings = {closing.replica: closing for closing in world.observed.closings}
     states = {replica.id: replica.state for replica in world.observed.replicas}
     for action in plan(world).actions:
         if isinstance(action, Stop):
             assert action.replica in closings
             closing = closings[action.replica]
-            assert closing.let_go or closing.left_s <= 0 or states[action.replica] is not ReplicaState.READY
+            assert closing.withdrawn or closing.left_s <= 0
+            assert not closing.used or closing.left_s <= 0 or states[action.replica] is not ReplicaState.READY
         if isinstance(action, Withdraw):
             assert action.replica not in closings
         if isinstance(action, Forget):
