@@ -165,15 +165,19 @@ class ClusterSettings:
         return version
 
     async def pause(self, reason: str, origin: Origin) -> Pause:
-        """Roll-outs, moves and scaling stand still until `resume`. Raises Invalid, StaleEpoch, Unavailable."""
+        """Roll-outs, moves and scaling stand still until `resume`. The pause that stands, which may be an earlier one.
+
+        Raises Invalid, StaleEpoch, Unavailable.
+        """
         if len(reason) > REASON_MAX:
             raise Invalid(f"a reason has at most {REASON_MAX} characters", param="reason")
         pause = Pause(reason, origin.who, origin.at_wall_s)
-        await rows.pause(self._store, self._epoch(), pause, origin)
-        self._events.record("cluster.paused", "cluster", f"paused{_by(origin.who)}" + (f": {reason}" if reason else ""))
+        stands = await rows.pause(self._store, self._epoch(), pause, origin)
+        if stands == pause:
+            self._events.record("cluster.paused", "cluster", f"paused{_by(origin.who)}" + (f": {reason}" if reason else ""))
         await self._poller.look()
         self._changed()
-        return pause
+        return stands
 
     async def resume(self, origin: Origin) -> bool:
         """False where there was no pause."""

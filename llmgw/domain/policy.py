@@ -114,6 +114,11 @@ class GuardRule:
         found = []
         if not self.match and not self.words:
             found.append(Fault(path, "needs match or words", (f"{path}.match", f"{path}.words")))
+        for name, listed in (("models", self.models), ("keys", self.keys)):
+            if not listed:
+                found.append(
+                    Fault(f"{path}.{name}", 'names nobody, so that the rule would find nothing; without it, or with "*", it holds for all')
+                )
         if any(not fold(word) for word in self.words):
             found.append(Fault(f"{path}.words", "an empty word is found everywhere"))
         if self.match and re.compile(self.match).search(""):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -152,27 +153,35 @@ def with_keys(document: Document, given: Mapping[str, Any], unset: Iterable[str]
     """The document with these keys set and those not set any more; `given` is by dotted path. Raises Invalid as `document_of`,
     and for a key that nobody knows or that is in both."""
     values = _copy(document.values)
-    faults: list[Fault] = []
-    unset = tuple(unset)
-    set_here: set[tuple[str, ...]] = set()  # by parts: one key may be spelled in two ways
-    for path in (*given, *unset):
-        if (fault := _path_fault(path)) is not None:
-            faults.append(fault)
-        elif (parts := path_parts(path)) in set_here:
-            faults.append(Fault(path, "is set twice" if path in given and path not in unset else "cannot be set and unset at once"))
-        elif path in given:
-            set_here.add(parts)
-    if faults:
-        raise Invalid.of("the change is not valid", tuple(dict.fromkeys(faults)))
+    faults: dict[Fault, None] = {}  # in their order, each once
+    gone: set[tuple[str, ...]] = set()  # by parts: one key may be spelled in two ways
+    put: dict[tuple[str, ...], Any] = {}
     for path in unset:
-        _remove(values, path_parts(path))
+        if (fault := _path_fault(path)) is not None:
+            faults[fault] = None
+        else:
+            gone.add(path_parts(path))
     for path, value in given.items():
-        parts = path_parts(path)
+        if (fault := _path_fault(path)) is not None:
+            faults[fault] = None
+        elif (parts := path_parts(path)) in gone or parts in put:
+            faults[Fault(path, "cannot be set and unset at once" if parts in gone else "is set twice")] = None
+        else:
+            put[parts] = value
+    for parts in gone:
+        _remove(values, parts)
+    for parts, value in put.items():
         table = values
         for part in parts[:-1]:
             table = table.setdefault(part, {})
         table[parts[-1]] = value
-    return document_of(values, "the change")
+    try:
+        changed = document_of(values, "the change")
+    except Invalid as err:  # what is wrong with the values is told beside what is wrong with the keys
+        raise Invalid.of("the change is not valid", (*faults, *err.faults)) if err.faults else err from None
+    if faults:
+        raise Invalid.of("the change is not valid", tuple(faults))
+    return changed
 
 
 def value_at(document: Document, path: str) -> Any:
@@ -201,6 +210,8 @@ def read_value(path: str, text: str) -> Any:
         if kind is str:
             return text
         raise Invalid(f"{path}: {text[:100]!r} is no value that TOML knows; text stands in quotes", param=path) from err
+    if isinstance(value, float) and not math.isfinite(value):  # TOML knows such numbers, and JSON cannot carry them
+        raise Invalid(f"{path}: expected a finite number, not {text.strip()[:40]}", param=path)
     return text if kind is str and not isinstance(value, str) else value
 
 

@@ -102,9 +102,9 @@ async def load_rollout(store: Store) -> RolloutRow:
     return await store.read(read_rollout)
 
 
-async def pause(store: Store, epoch: int, pause: Pause, origin: audit.Origin = audit.CLUSTER) -> None:
-    """Replaces a pause that is there."""
-    await store.write(_pause, epoch, pause, origin)
+async def pause(store: Store, epoch: int, pause: Pause, origin: audit.Origin = audit.CLUSTER) -> Pause:
+    """The pause that stands: this one, or the one that was there before it."""
+    return await store.write(_pause, epoch, pause, origin)
 
 
 async def resume(store: Store, epoch: int, origin: audit.Origin = audit.CLUSTER) -> bool:
@@ -227,12 +227,15 @@ def _save_rollout(connection: apsw.Connection, epoch: int, row: RolloutRow) -> N
     connection.execute("INSERT OR REPLACE INTO rollout (one, row) VALUES (1, ?)", (json.dumps(unstructure(row)),))
 
 
-def _pause(connection: apsw.Connection, epoch: int, pause: Pause, origin: audit.Origin) -> None:
+def _pause(connection: apsw.Connection, epoch: int, pause: Pause, origin: audit.Origin) -> Pause:
+    if (stands := read_pause(connection)) is not None:
+        return stands
     connection.execute(
-        "INSERT OR REPLACE INTO pauses (one, reason, author, since_wall_s) VALUES (1, ?, ?, ?)",
+        "INSERT INTO pauses (one, reason, author, since_wall_s) VALUES (1, ?, ?, ?)",
         (pause.reason, pause.author, pause.since_wall_s),
     )
     audit.record(connection, epoch, origin, "pause", "cluster")
+    return pause
 
 
 def _resume(connection: apsw.Connection, epoch: int, origin: audit.Origin) -> bool:

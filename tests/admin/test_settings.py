@@ -535,6 +535,8 @@ async def test_a_pause_stands_with_its_reason_until_somebody_resumes(admin):
     assert (paused.status, paused.json["change"]) == (200, "paused")
     assert paused.json["pause"]["reason"] == "power work"
     assert (await admin.call("GET", "/api/v1/pause")).json["pause"] == paused.json["pause"]
+    again = await admin.call("POST", "/api/v1/pause", {"reason": "others' work"}, OPERATOR)
+    assert (again.json["change"], again.json["pause"]) == ("unchanged", paused.json["pause"])
     assert (await newest(admin))["pause"]["author"] == "operator"
     status = (await admin.call("GET", "/api/v1/status")).json
     assert status["settings"]["pause"] == paused.json["pause"]

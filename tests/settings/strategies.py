@@ -85,8 +85,8 @@ def _guard() -> st.SearchStrategy[dict[str, Any]]:
             "on": st.sampled_from(("prompt", "completion")),
             "match": st.sampled_from(("", "x+", r"\b[0-9]{16}\b", '"\\d')),
             "action": st.sampled_from(("block", "redact", "flag")),
-            "models": st.lists(WORDS, max_size=2),
-            "keys": st.lists(WORDS, max_size=2),
+            "models": st.lists(WORDS, min_size=1, max_size=2),
+            "keys": st.lists(WORDS, min_size=1, max_size=2),
         },
     )
     (kind, *_) = typing.get_args(field_types(field_types(Settings)["guard"])["rule"])

@@ -237,7 +237,7 @@ def test_one_key_cannot_be_set_and_unset_at_once() -> None:
 
 def test_one_key_in_two_spellings_is_one_key() -> None:
     """`"lease".ttl_s` is `lease.ttl_s` in TOML: the later of two values won in silence, and a key was set and unset at once."""
-    assert "at once" in change_faults({"lease.ttl_s": 20}, ('"lease".ttl_s',))['"lease".ttl_s']
+    assert "at once" in change_faults({"lease.ttl_s": 20}, ('"lease".ttl_s',))["lease.ttl_s"]
     assert "twice" in change_faults({"lease.ttl_s": 20, 'lease."ttl_s"': 30})['lease."ttl_s"']
 
 
@@ -654,3 +654,22 @@ def test_b158_a_place_holder_is_never_filled_in_and_never_a_number(text: str, re
 def test_b158_a_place_holder_in_a_text_stays_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("X", "rack")
     assert parse_document('placement.spread = "${X}"', "t").settings.placement.spread == "${X}"
+
+
+def test_every_fault_of_a_change_is_told_at_once_those_of_keys_and_those_of_values() -> None:
+    with pytest.raises(Invalid) as caught:
+        with_keys(EMPTY, {"guard.max_mesages": 7, "route.retries": -1, "lease.ttl_s": 9.0, "lease.renew_s": 4.0})
+    told = caught.value.message
+    assert all(path in told for path in ("guard.max_mesages", "route.retries", "lease")), told
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_a_number_that_is_none_is_told_with_its_key(text: str) -> None:
+    with pytest.raises(Invalid, match=r"route\.retry_budget: expected a finite number"):
+        read_value("route.retry_budget", text)
+
+
+@pytest.mark.parametrize("key", ["models", "keys"])
+def test_a_rule_for_nobody_is_refused(key: str) -> None:
+    with pytest.raises(Invalid, match=f"{key}: names nobody"):
+        document_of({"guard": {"rule": [{"name": "a", "words": ["x"], key: []}]}}, "the document")

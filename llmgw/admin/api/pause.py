@@ -19,7 +19,8 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         reason = read_reason(call.table(("reason",), optional=True))
         _check_kept(controller)
         stands = await settings.pause(reason, call.origin)
-        return Reply({"pause": pause_view(stands), "change": "paused", "durability": settings.durability})
+        change = "paused" if stands.since_wall_s == call.origin.at_wall_s else "unchanged"
+        return Reply({"pause": pause_view(stands), "change": change, "durability": settings.durability})
 
     async def resume(call: Call) -> Reply:
         _check_kept(controller)

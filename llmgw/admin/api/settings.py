@@ -84,7 +84,11 @@ def routes(controller: Controller) -> tuple[Route, ...]:
                         **_facts(controller, version),
                         "changes": counted[version.version],
                         "applied_by": sorted(name for name, number in applied.items() if number == version.version),
-                        "refused_by": [{"name": name, "why": why} for number, name, why in refused if number == version.version],
+                        "refused_by": [
+                            {"name": name, "why": why}
+                            for number, name, why in refused
+                            if number == version.version and applied.get(name) != number  # one that runs it now has taken it after all
+                        ],
                     }
                     for version in page
                 ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -61,7 +62,10 @@ def _one_round(ctl: Ctl, file: Path, state: _Round, original: str, reason: str) 
     notes = "".join(f"{NOTE}{line}\n" for line in (*state.notes, *HELP))
     file.write_text(f"{notes}\n{state.text}", encoding="utf-8")
     _run_editor(file)
-    saved = _without_notes(file.read_bytes())
+    try:
+        saved = _without_notes(file.read_bytes())
+    except OSError as err:
+        raise Invalid(f"the editor left no file {file}: nothing was changed") from err
     text = saved.decode("utf-8", "surrogateescape")
     unchanged = text.strip() == state.text.strip()
     if state.faulty and unchanged:
@@ -88,10 +92,17 @@ def _one_round(ctl: Ctl, file: Path, state: _Round, original: str, reason: str) 
         return _on_top(ctl, state.base, text)
     except Invalid as err:
         _check_readable(saved, err)
-        return _Round(state.base, text, ("This was not taken:", *err.message.splitlines(), ""), faulty=True)
+        return _Round(state.base, text, _told(err), faulty=True)
     ctl.print(answer.body, lambda: written_lines(answer.body, "", dry_run=False))
     file.write_text(original, encoding="utf-8")  # done: nothing is left to keep
     return None
+
+
+def _told(err: Invalid) -> tuple[str, ...]:
+    """The faults as notes. Lines are counted as the editor will count them, with the notes above the text."""
+    found = ("This was not taken:", *err.message.splitlines(), "")
+    above = len(found) + len(HELP) + 1  # an empty line stands between
+    return tuple(re.sub(r"\bline (\d+)", lambda line: f"line {int(line[1]) + above}", text) for text in found)
 
 
 def _check_readable(saved: bytes, err: Invalid) -> None:

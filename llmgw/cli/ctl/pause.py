@@ -12,7 +12,13 @@ from llmgw.cli.ctl.output import Ctl, shared
 @shared
 def pause(ctl: Ctl, reason: str) -> None:
     """Freeze roll-outs, moves and scaling. Routing goes on, and engines that fail are restarted in place."""
-    ctl.changed(ctl.client.send("POST", "pause", {"reason": reason}), "paused until `llmgw ctl resume`")
+    answer = ctl.client.send("POST", "pause", {"reason": reason})
+    sentence = "paused until `llmgw ctl resume`"
+    if isinstance(answer.body, dict) and answer.body.get("change") == "unchanged":
+        stands = answer.body.get("pause") or {}
+        by, why = stands.get("author") or "", stands.get("reason") or ""
+        sentence = "it was paused already" + (f" by {by}" if by else "") + (f": {why}" if why else "") + "; nothing was changed"
+    ctl.changed(answer, sentence)
 
 
 @click.command()
