@@ -11,7 +11,7 @@ import gzip
 import ipaddress
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
 import structlog
@@ -50,7 +50,7 @@ from llmgw.admin.peer_client import PeerClient
 from llmgw.admin.relay import PREFIX, Relay, RouterAddress
 from llmgw.admin.sign_in import SignIn
 from llmgw.control.controller import Controller
-from llmgw.domain.errors import LlmgwError, Unauthenticated, Unavailable
+from llmgw.domain.errors import Invalid, LlmgwError, Unauthenticated, Unavailable
 from llmgw.protocol.websocket import ROUTER_SESSION_PATH, SESSION_PATH
 from llmgw.store import idempotency
 from llmgw.store.admin_tokens import Role
@@ -226,6 +226,8 @@ class _Desk:
             else:
                 principal = self._authenticate()
                 principal.require(route.role)
+                if route.is_order:
+                    _check_query(route, request.args)
             call = Call(
                 principal,
                 request.method,
@@ -251,7 +253,8 @@ class _Desk:
                 return await self._carry(call)
             # A question that nobody answers is answered by what is known here.
             with contextlib.suppress(Unavailable), trio.move_on_after(QUESTION_S):
-                return await self._carry(call)
+                told = await self._carry(call)
+                return told if route.beside is None or told.status != 200 else route.beside(told)
         if not route.is_order:
             if route.role is not None and not route.late:
                 await self._catch_up(call.principal.name)
@@ -420,3 +423,11 @@ def _response(reply: Reply) -> Response:
 
 def _json(data: Any, code: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(json.dumps(data) + "\n", code, headers or {}, content_type="application/json")
+
+
+def _check_query(route: Route, names: Iterable[str]) -> None:
+    """An order with a parameter that nobody knows is not carried out: `dryrun` for `dry_run` would write. Raises Invalid."""
+    for name in names:
+        if name not in route.query:
+            known = f"known: {', '.join(route.query)}" if route.query else "this order knows none"
+            raise Invalid(f"unknown parameter {name[:100]!r}; {known}", param=name[:100])

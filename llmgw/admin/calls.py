@@ -147,7 +147,8 @@ class Route:
     An order may come with an Idempotency-Key; a repeat of it is answered without being carried out again. `remembered` False:
     the key is passed over and the answer, which holds a secret or nothing that was done, is not kept. `local`: also where another
     control plane leads the answer is given here; orders are carried to the leader unless they are. `late`: a standby answers before
-    it has read what the same client has changed through it.
+    it has read what the same client has changed through it. `beside`: of a question that a standby carries to the leader: what it
+    tells with the leader's answer at hand.
     """
 
     method: str
@@ -160,6 +161,7 @@ class Route:
     remembered: bool = True
     local: bool | None = None
     late: bool = False
+    beside: Callable[[Reply], Reply] | None = None
 
     @property
     def is_leaders(self) -> bool:

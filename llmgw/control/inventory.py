@@ -206,9 +206,13 @@ class Inventory:
         for entry in self._nodes.values():
             entry.seen = None
 
+    def awaits(self) -> bool:
+        """Is there a node whose inventory has not come yet, in this term or on this standby?"""
+        return any(entry.known_token is None for entry in self._nodes.values())
+
     def ended_drains(self) -> frozenset[ReplicaId]:
         """Orders whose replica is gone, once every node is known: before that it may still turn up."""
-        if any(entry.known_token is None for entry in self._nodes.values()):
+        if self.awaits():
             return frozenset()
         return frozenset(replica for replica in self._drains if self.find(replica) is None)
 

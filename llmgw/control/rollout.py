@@ -339,6 +339,9 @@ class _Case:
         if self._wants(self.me):
             goal = self._goal(self.me)
             what = f"version {goal}" if goal else "its changed file"
+            asked = [one.name for one in self._standbys() if goal and one.healthy and not self._has_decided(one)]
+            if asked:
+                return f"{', '.join(asked)} has not said yet whether {what} loads there"
             return f"{self.me.name} leads and stays as it is: no standby is there that could lead while it restarts for {what}"
         return "whoever wants a restart is not heard now"
 

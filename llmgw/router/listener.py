@@ -38,10 +38,12 @@ async def serve(
     tls: ssl.SSLContext | None = None,
     *,
     inherited: Sequence[socket.socket] = (),
+    begin: trio.Event | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until it is cancelled or the router is drained. Reports the real address (`host:port`, `[v6]:port`, `unix:/path`).
 
+    `begin`: until it is set, clients wait in the kernel's queue: the port is open, and nobody is told that nothing can serve.
     `inherited`: listening sockets that are used in place of `listen`; they are closed here, and whoever opened them keeps them open.
     Raises Invalid for an address that is none, Conflict when it is taken, Unavailable when it cannot be opened.
     """
@@ -59,7 +61,7 @@ async def serve(
             nursery.start_soon(router.hangups.run)
             nursery.start_soon(sweep_forever, router.machine, lambda: _swept(router))
             for sock in sockets:
-                nursery.start_soon(_accept, router, sock, tls, nursery)
+                nursery.start_soon(_accept, router, sock, tls, nursery, begin)
             router.stop_listening = lambda: _stop_listening(sockets, close)
             task_status.started(_shown(sockets[0]))
             await router.emptied.wait()
@@ -83,7 +85,9 @@ def _swept(router: Router) -> Iterable[Swept]:
     return [router, *router.connections]
 
 
-async def _accept(router: Router, sock: socket.socket, tls: ssl.SSLContext | None, nursery: trio.Nursery) -> None:
+async def _accept(router: Router, sock: socket.socket, tls: ssl.SSLContext | None, nursery: trio.Nursery, begin: trio.Event | None) -> None:
+    if begin is not None:
+        await begin.wait()
     while True:
         for _ in range(ACCEPTS_PER_TURN):
             try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import errno
 import hashlib
 import os
+import stat
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,7 +89,10 @@ def policy_of(settings: Settings, keys: tuple[ApiKey, ...]) -> Policy:
 def load_file(path: Path, *, role: Role | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
     """Reads and checks `path`. Raises NotFound without it, Invalid with every fault or when it cannot be read."""
     try:
-        with path.open("rb") as stream:
+        # A pipe whose other end is open would keep us waiting, so it is not waited for.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is a pipe")
             data = stream.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError as err:
         raise NotFound(f"there is no file {path}", code="no_such_file") from err

@@ -6,9 +6,11 @@ Everything else is handed a `domain.ports.Machine`, so that a simulated one can 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import secrets
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ T = TypeVar("T")
 # this late; one wake-up a second and sleeper costs nothing that can be measured.
 SUSPEND_SLICE_S: Final = 1.0
 WORKER_THREADS_MAX: Final = 16  # chosen: state files and /proc reads are short; more threads than this only queue on the disk
+READ_BYTES_MAX: Final = 1024 * 1024 * 1024  # chosen: far above any state or settings file; a sparse giant must not fill memory
 PRIVATE_MODE: Final = 0o600  # state files hold secrets
 
 
@@ -31,11 +34,18 @@ class RealDisk:
     """State files on a local file system. Every write is whole or not at all, and on the platter when it returns."""
 
     def read(self, path: Path) -> bytes | None:
-        """The file's bytes, or None when there is none. Raises OSError."""
+        """The file's bytes, or None when there is none. Raises OSError, also for what is no file: a pipe would keep us waiting."""
         try:
-            return path.read_bytes()
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
+        with open(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            if found.st_size > READ_BYTES_MAX:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+            return file.read()
 
     def write(self, path: Path, data: bytes) -> None:
         """Temporary name beside `path` (0600), fsync, rename, fsync of the folder. Raises OSError; `path` is then as it was."""

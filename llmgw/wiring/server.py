@@ -63,6 +63,8 @@ CONTROL_TOKEN_FILE: Final = "control-token"  # beside the store: what its contro
 ADMIN_TOKEN_FILE: Final = "admin-token"
 AGENT_TOKEN_FILE: Final = "agent-token"
 CLUSTER_ID_BYTES: Final = 8
+LET_IN_S: Final = 5.0  # chosen: agents are back a second or two after a start; who is not by then is not waited for
+LET_IN_LOOK_S: Final = 0.05
 STOP_MARGIN_S: Final = 2.0  # beyond the router's drain_s: then whatever is left is cut
 log = structlog.get_logger("llmgw.server")
 
@@ -290,7 +292,9 @@ async def run_control_plane(
                 peers=peers,
             )
             if router is not None:
-                listening = await nursery.start(serve, router, settings.router.listen, router_port_tls)
+                begin = trio.Event()
+                listening = await nursery.start(partial(serve, begin=begin), router, settings.router.listen, router_port_tls)
+                nursery.start_soon(_let_in, machine, controller, begin)
             await nursery.start(partial(serve_admin, app, admin_sockets, tls=admin_tls))
             draining, drained, stopping = trio.Event(), trio.Event(), trio.Event()
 
@@ -333,6 +337,15 @@ async def run_control_plane(
             app.drain()  # agents and event streams are told goodbye; bounded by its own limit
             await app.ended.wait()
             nursery.cancel_scope.cancel()
+
+
+async def _let_in(machine: Machine, controller: Controller, begin: trio.Event) -> None:
+    """Lets clients in once it is known what runs: right after a start every model would be without a replica."""
+    until_s = machine.now_s() + LET_IN_S
+    while controller.inventory.awaits() and machine.now_s() < until_s:
+        await machine.sleep_until(machine.now_s() + LET_IN_LOOK_S)
+    controller.publisher.publish_now()
+    begin.set()
 
 
 async def _open_store(machine: Machine, path: Path) -> Store:

@@ -94,6 +94,18 @@ def test_the_document_is_shown_as_it_is_applied(real: Run, tmp_path: Path):
     assert tomllib.loads(real("config", "show", "-o", "toml").out) == tomllib.loads(shown.out)
 
 
+def test_a_shown_document_that_was_cut_anywhere_is_not_applied(real: Run, tmp_path: Path):
+    lines = real("config", "show").out.splitlines(keepends=True)
+    file = tmp_path / "document.toml"
+    for count in range(1, len(lines)):
+        file.write_text("".join(lines[:count]))
+        for command in (("config", "apply", "-f", str(file)), ("config", "check", str(file))):
+            ran = real(*command)
+            assert ran.code == 3
+            assert any(word in ran.err for word in ("not written whole", "is not TOML", "sets nothing")), ran.err
+    assert version_of(real) == 1
+
+
 def test_layers_tell_where_each_value_comes_from(real: Run):
     real("config", "set", "limits.max_parallel", "3")
     lines = real("config", "show", "--layers").out.splitlines()

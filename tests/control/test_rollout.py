@@ -158,6 +158,12 @@ def test_a_leader_stays_as_it_is_where_no_standby_runs_the_version():
     assert step.why.startswith("ctl-a leads and stays as it is: no standby is there that could lead")
 
 
+def test_a_standby_that_has_not_looked_at_the_version_yet_is_what_is_waited_for():
+    step = next_step(view(BEHIND_A, plane("b", 1)), REST)
+    assert isinstance(step, Rest)
+    assert step.why == "ctl-b has not said yet whether version 2 loads there"
+
+
 def test_the_successor_leads_for_the_delay_with_a_finished_plan_and_then_the_old_leader_is_told():
     handing = under_way(RolloutPhase.HANDING_OVER, token="a", done=("b",))
     new = {"leads_s": 3.0, "confirmed_plan_s": 1.0, "granted_age_s": 3.0}

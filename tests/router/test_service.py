@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
+from llmgw.domain.policy import Policy
+from llmgw.router.listener import serve
+from llmgw.router.router import Router
+from llmgw.wiring.machine import RealMachine
 from tests.router.fakes import (
     CHAT,
     CHAT_S,
@@ -197,3 +205,19 @@ def test_a_log_that_nobody_reads_holds_up_neither_a_request_nor_the_end(tmp_path
             assert process.stdout is not None
             process.stdout.close()
             process.wait(10)
+
+
+async def test_until_it_is_let_in_a_client_waits_and_is_not_refused(tmp_path: Path) -> None:
+    """Right after a control plane's start nobody knows yet what runs: every model would be without a replica."""
+    begin = trio.Event()
+    router = Router(RealMachine(), Policy(auth_required=False), lambda line: None)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(partial(serve, begin=begin), router, "127.0.0.1:0")
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert not select.select([client], [], [], 0)[0]
+            begin.set()
+            assert (await trio.to_thread.run_sync(client.recv, 1000)).startswith(b"HTTP/1.1 200 ")
+        nursery.cancel_scope.cancel()

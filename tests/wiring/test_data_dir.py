@@ -15,8 +15,9 @@ import trio
 from llmgw.domain.errors import EXIT_INVALID, EXIT_UNAVAILABLE, Invalid, Unavailable
 from llmgw.domain.files import words
 from llmgw.router.listener import public_tls
+from llmgw.settings.load import load_file
 from llmgw.wiring.data_dir import claim
-from llmgw.wiring.machine import RealDisk, RealMachine
+from llmgw.wiring.machine import READ_BYTES_MAX, RealDisk, RealMachine
 from llmgw.wiring.tokens import ensure_token
 from tests.programs import free_port, skip
 
@@ -209,3 +210,26 @@ def test_a_certificate_that_cannot_be_used_names_the_file_and_what_is_wrong_with
             public_tls(*pair)
         assert caught.value.message == told
     public_tls(certificate, key)
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "link to a device"])
+def test_what_is_no_file_is_told_and_not_waited_for(tmp_path: Path, what: str):
+    """A pipe in the place of a control plane's file kept its whole process waiting, and a device filled its memory."""
+    path = tmp_path / "llmgw.toml"
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "device":
+        path = Path("/dev/zero")
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="no regular file"):
+        RealDisk().read(path)
+    with pytest.raises(Invalid):
+        load_file(path)
+
+
+def test_a_file_beyond_all_measure_is_not_read(tmp_path: Path):
+    with (tmp_path / "big").open("wb") as file:
+        file.truncate(READ_BYTES_MAX + 1)
+    with pytest.raises(OSError, match="too large"):
+        RealDisk().read(tmp_path / "big")

@@ -246,3 +246,24 @@ async def test_an_answer_of_something_else_is_not_passed_on_as_the_leaders(tmp_p
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+async def test_a_standby_that_has_just_come_tells_of_the_cluster_what_the_leader_knows(tmp_path: Path):
+    async with pair(tmp_path) as (leader, standby):
+        assert (await ask(leader, "PUT", "/api/v1/models/m", MODEL, **{"If-None-Match": "*"}))[0] == 201
+        _, known = await ask(leader, "GET", "/api/v1/status")
+        _, told = await ask(standby, "GET", "/api/v1/status")
+        assert known["problems"]
+        assert (told["problems"], told["models"]) == (known["problems"], known["models"])
+        assert (known["leader"]["is_me"], told["leader"]["is_me"]) == (True, False)
+
+
+async def test_an_order_with_a_parameter_that_nobody_knows_is_not_carried_out(tmp_path: Path):
+    async with pair(tmp_path) as (leader, standby):
+        for asked in (leader, standby):
+            status, body = await ask(
+                asked, "PATCH", "/api/v1/settings?dryrun=true", {"set": {"guard.max_messages": 7}}, **{"If-Match": '"1"'}
+            )
+            assert (status, body["error"]["param"]) == (400, "dryrun")
+            assert "known: dry_run" in body["error"]["message"]
+        assert (await ask(leader, "GET", "/api/v1/settings"))[1]["version"] == 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -19,12 +20,16 @@ from llmgw.admin.views import problems
 from llmgw.control.controller import Controller
 from llmgw.control.sessions import CLOCK_WRONG_S
 
+ROUTERS_BACK_S: Final = 5.0  # chosen: after a start, routers that followed before are back by then
 PROBLEMS_MAX: Final = 100  # that are named; whoever has more looks at the lists
 
 
 def routes(controller: Controller, metrics: Metrics, draining: Callable[[], bool]) -> tuple[Route, ...]:
     async def status(call: Call) -> Reply:
         return Reply(status_view(controller))
+
+    def beside_the_leader(told: Reply) -> Reply:
+        return Reply(joined_view(controller, json.loads(told.text or "")))
 
     async def health(call: Call) -> Reply:
         return Reply({"status": "ok", "build": __version__})
@@ -37,21 +42,30 @@ def routes(controller: Controller, metrics: Metrics, draining: Callable[[], bool
         return Reply(text=metrics.text(), content_type=CONTENT_TYPE)
 
     return (
-        Route("GET", "/api/v1/status", status, "The whole cluster at a glance, and what needs a person", late=True),
+        Route("GET", "/api/v1/status", status, "The whole cluster at a glance, and what needs a person", late=True, local=False,
+              beside=beside_the_leader),
         Route("GET", "/health", health, "The process runs", None),
         Route("GET", "/ready", ready, "This control plane leads or follows, has planned, and can write; else 503 with reasons", None),
         Route("GET", "/metrics", show_metrics, "Metrics as text; open on loopback, a token elsewhere", None),
-    )
+    )  # fmt: skip
 
 
-def status_view(controller: Controller) -> dict[str, Any]:
-    """A summary that stays small however large the cluster is: counts by state. `problems_more` are those beyond the named ones."""
-    observed = controller.observe()
-    replicas = controller.replicas()
-    models = list_models(controller)
-    found = problems(models, observed.nodes, replicas, observed.now_s, controller.reconciler.reasons)
+def joined_view(controller: Controller, leaders: Mapping[str, Any]) -> dict[str, Any]:
+    """A standby's: of the cluster what the leader knows, who has heard every node, and of itself what it knows."""
+    own = own_problems(controller)
+    return {
+        **status_view(controller),
+        **{name: leaders[name] for name in ("models", "replicas", "nodes")},
+        "problems": [*leaders["problems"], *(problem for problem in own if problem not in leaders["problems"])][:PROBLEMS_MAX],
+        "problems_more": leaders["problems_more"] + max(0, len(leaders["problems"]) + len(own) - PROBLEMS_MAX),
+    }
+
+
+def own_problems(controller: Controller) -> list[str]:
+    """What is wrong with this control plane itself."""
+    found = []
     if controller.store.trouble:
-        found.insert(0, f"the store takes no writes, and orders are refused: {controller.store.trouble}")
+        found.append(f"the store takes no writes, and orders are refused: {controller.store.trouble}")
     leads = controller.leadership
     if not leads.is_leader and not controller.peers.leader_address():
         found.append("no control plane is known to lead: nothing is placed, healed or changed")
@@ -59,17 +73,27 @@ def status_view(controller: Controller) -> dict[str, Any]:
         found.append("the lease's store does not answer: what was asked for is kept up, and nothing can be changed")
     elif not leads.is_leader and leads.store_silent:
         found.append("the lease's store does not answer this standby: whoever leads goes on, and nothing can be changed")
-    following = controller.routers.connected()
-    if not following and not controller.settings.router.embedded:
+    if controller.rollouts.up_s >= ROUTERS_BACK_S and not (controller.routers.connected() or controller.settings.router.embedded):
         found.append("no router follows this control plane, which runs none itself (router.embedded is false)")
+    found += settings_problems(controller)
+    if controller.events.dropped:
+        found.append(f"{controller.events.dropped} events could not be stored and were lost")
+    return found
+
+
+def status_view(controller: Controller) -> dict[str, Any]:
+    """A summary that stays small however large the cluster is: counts by state. `problems_more` are those beyond the named ones."""
+    observed = controller.observe()
+    replicas = controller.replicas()
+    models = list_models(controller)
+    following = controller.routers.connected()
+    found = problems(models, observed.nodes, replicas, observed.now_s, controller.reconciler.reasons)
     found += [
         f"node {node.name}: its clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
         for node in observed.nodes
         if abs(ahead_s := node.clock_ahead_s) > CLOCK_WRONG_S
     ]
-    found += settings_problems(controller)
-    if controller.events.dropped:
-        found.append(f"{controller.events.dropped} events could not be stored and were lost")
+    found = [*own_problems(controller), *found]
     return {
         "cluster_id": controller.leadership.cluster_id,
         "leader": leader_view(controller),

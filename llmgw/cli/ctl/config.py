@@ -81,6 +81,7 @@ def show(ctl: Ctl, layers: bool) -> None:
         echo(f"# {line}")
     if found.toml.strip():
         echo(toml_text(found.body.get("document")), steered=False)
+    echo(END.format(found.version))
 
 
 def header(found: Newest) -> list[str]:
@@ -96,6 +97,9 @@ def header(found: Newest) -> list[str]:
 
 
 _SHOWN: Final = re.compile(r"# settings version ([0-9]{1,18})\b")  # the first line that `show` prints above the text
+
+# The last line. A file with the first and without this one was cut somewhere, and would put what is missing back to its defaults.
+END: Final = "# end of settings version {}"
 
 _LAYERS: Final = (
     ("KEY", key("path")),
@@ -376,7 +380,14 @@ def read_document(file: Path) -> str:
     from llmgw.settings.document import DOCUMENT_BYTES_MAX
 
     data = read_bytes(file, DOCUMENT_BYTES_MAX, ": that is no settings document")
-    return checked_text(data, named(file))
+    found = checked_text(data, named(file))
+    shown = _SHOWN.match(found)
+    if shown is not None and found.rstrip().rpartition("\n")[2] != (end := END.format(shown[1])):
+        raise Invalid(
+            f"{named(file)} begins as version {shown[1]} and does not end with {end!r}: that is taken for a file that was not written "
+            "whole; remove its first line where it is meant"
+        )
+    return found
 
 
 def checked_text(data: bytes, source: str) -> str:
