@@ -150,8 +150,7 @@ class SettingsPoller:
         self._loads: dict[tuple[str, str], str] = {}  # what a dry load said, by file and document
         self._silent = False
         self._said_of = ""  # the SHA-256 of the file that was warned of last
-        self.newest = 0
-        self.desired = in_force.live
+        self.newest = in_force.live
         self.row = RolloutRow()
         self.pause: Pause | None = None
         self.looked = trio.Event()  # replaced at each look
@@ -215,7 +214,7 @@ class SettingsPoller:
         if head is None:
             return  # absent is not empty: what is in force stays
         self.newest = head[0]
-        number = self.desired = self._newest_free(head[0])
+        number = self.desired
         # A version that is held is left also for an older one than is desired, where that does not load here.
         while number and await self._refuses(store, number, quick) and self.row.is_held(self._in_force.live):
             number = self._newest_free(number - 1)
@@ -252,6 +251,11 @@ class SettingsPoller:
             return True
         self.take(read, waits)
         return False
+
+    @property
+    def desired(self) -> int:
+        """The version that is wanted here: by the newest and the holds as they are known in this very moment."""
+        return self._newest_free(self.newest)
 
     def _newest_free(self, newest: int) -> int:
         """The newest version that is not held, from `newest` down; 0 for none."""
