@@ -208,10 +208,17 @@ def test_a_version_that_breaks_only_while_leading_is_taken_back(tmp_path: Path) 
         with site.undisturbed():
             version = site.change("a bomb", lease__poll_s=altered.POLL_LEADING_S)
             wait_for(lambda: successor.program.process.poll() is not None, "it died of leading", limit_s=TIMEOUT_S + DELAY_S + 60)
-            successor.start()
-            frozen = wait_for(lambda: (now := site.settings())["rollout"]["phase"] == "frozen" and now, "the roll-out is frozen")
-            assert frozen["held"]
-            site.wait_applied(version - 1)
+
+            def settled() -> dict[str, Any] | None:
+                """The test is the supervisor: whoever comes back before the other has looked leads once more, and dies of it again."""
+                if successor.program.process.poll() is not None:
+                    successor.start()
+                now = site.settings()
+                planes = {one["name"]: one["applied"] for one in now["control_planes"]}
+                frozen = now["rollout"]["phase"] == "frozen" and now["held"]
+                return now if frozen and planes == dict.fromkeys(site.planes, version - 1) else None
+
+            frozen = wait_for(settled, "the version is held, and both are back at the one before", limit_s=TIMEOUT_S + DELAY_S + 60)
         assert f"version {version}" in frozen["rollout"]["reason"]
     finally:
         site.close()
