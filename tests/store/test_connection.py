@@ -25,14 +25,7 @@ from llmgw.lease.file import LeaseFile
 from llmgw.store import connection, events, meta
 from llmgw.store.connection import MEMORY, Store, check_library
 from tests.programs import skip
-
-
-async def in_thread(work):
-    return await trio.to_thread.run_sync(work)
-
-
-async def inline(work):
-    return work()
+from tests.store.runners import in_thread, inline
 
 
 def bump(con: apsw.Connection, epoch: int) -> int:

@@ -8,17 +8,12 @@ import textwrap
 
 import apsw
 import pytest
-import trio
 
 from llmgw.domain.errors import Invalid, Unavailable
 from llmgw.store import meta, migrations
 from llmgw.store.connection import Store
 from llmgw.store.migrations import APPLICATION_ID, SCHEMA, STEPS, Step, migrate, version
-
-
-async def in_thread(work):
-    return await trio.to_thread.run_sync(work)
-
+from tests.store.runners import in_thread
 
 NEXT = Step(
     SCHEMA + 1,

@@ -20,24 +20,10 @@ from llmgw.domain.settings_version import Applied, Held, Pause, PlaneSettings, R
 from llmgw.store import audit, idempotency, models, settings
 from llmgw.store.audit import Origin
 from llmgw.store.connection import MEMORY, Store
+from tests.store.runners import in_thread, inline
 
 ANN = Origin("ann", "192.0.2.7", 1000.0)
 A, B, C = "[lease]\nttl_s = 20\n", "[lease]\nttl_s = 30\n", "[lease]\nttl_s = 40\n"
-
-
-async def inline(work):
-    return work()
-
-
-async def in_thread(work):
-    return await trio.to_thread.run_sync(work)
-
-
-@pytest.fixture
-async def store():
-    opened = await Store.open(MEMORY, inline)
-    yield opened
-    opened.close()
 
 
 async def write(store: Store, parent: int, document: str, key: str | None = None, epoch: int = 1, reason: str = "why"):

@@ -18,21 +18,7 @@ from llmgw.store.admin_tokens import AdminToken, Role
 from llmgw.store.audit import Origin
 from llmgw.store.connection import MEMORY, Store
 from llmgw.store.nodes import StoredNode
-
-
-async def inline(work):
-    return work()
-
-
-async def in_thread(work):
-    return await trio.to_thread.run_sync(work)
-
-
-@pytest.fixture
-async def store():
-    opened = await Store.open(MEMORY, inline)
-    yield opened
-    opened.close()
+from tests.store.runners import in_thread, inline
 
 
 def spec(name: str, *aliases: str, count: int = 1) -> ModelSpec:

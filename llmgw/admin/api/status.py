@@ -52,12 +52,12 @@ def routes(controller: Controller, metrics: Metrics, draining: Callable[[], bool
 
 def joined_view(controller: Controller, leaders: Mapping[str, Any]) -> dict[str, Any]:
     """A standby's: of the cluster what the leader knows, who has heard every node, and of itself what it knows."""
-    own = own_problems(controller)
+    found = list(dict.fromkeys([*leaders["problems"], *own_problems(controller)]))
     return {
         **status_view(controller),
         **{name: leaders[name] for name in ("models", "replicas", "nodes")},
-        "problems": [*leaders["problems"], *(problem for problem in own if problem not in leaders["problems"])][:PROBLEMS_MAX],
-        "problems_more": leaders["problems_more"] + max(0, len(leaders["problems"]) + len(own) - PROBLEMS_MAX),
+        "problems": found[:PROBLEMS_MAX],
+        "problems_more": leaders["problems_more"] + max(0, len(found) - PROBLEMS_MAX),
     }
 
 
