@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-
 import attrs
 
 from benchmarks.measure import Row, cpu_ms
-from llmgw.control.endpoint_list import Made, build_list
-from llmgw.control.inventory import Inventory
+from llmgw.control.endpoint_list import build_list
 from llmgw.control.observed import Desired, Observed, ObservedNode, ObservedReplica, PlanSettings
 from llmgw.control.planning import plan_replicas
-from llmgw.control.publisher import Publisher
-from llmgw.domain.endpoint import ListStamp
-from llmgw.domain.ids import CPU_DEVICE, ClusterId, DeviceId, NodeId, OwnerId, ReplicaId
-from llmgw.domain.lease import FencingToken
+from llmgw.domain.ids import CPU_DEVICE, DeviceId, NodeId, ReplicaId
 from llmgw.domain.model import Catalog, ModelSpec, Profile, ReplicaCounts
 from llmgw.domain.node import Device, DeviceKind, FoundEngine, NodeFacts, NodeState
 from llmgw.domain.replica import ReplicaOrder, ReplicaReport, ReplicaState
-from llmgw.sim.machine import SimMachine
-from llmgw.sim.router import SimRouter
 
 NODES, GPUS, REPLICAS, MODELS, LOST = 1000, 8, 5000, 100, 100
 ROUNDS = 7
-SINKS = 8
 
 
 def fresh_ids():
@@ -86,9 +77,8 @@ def rows() -> list[Row]:
     idle = cpu_ms(lambda: plan_replicas(desired, observed, fresh_ids()), ROUNDS)
     heal = cpu_ms(lambda: plan_replicas(at_once, broken, fresh_ids()), ROUNDS)
     listed = build_list(desired.catalog, {}, observed, {})
-    build = cpu_ms(lambda: build_list(desired.catalog, {}, observed, {}).fingerprint(), ROUNDS)
+    build = cpu_ms(lambda: build_list(desired.catalog, {}, observed, {}).fingerprint, ROUNDS)
     assert len(listed.endpoints) == REPLICAS
-    publish = publish_ms(desired, observed)
     return [
         Row(f"plan, {NODES:,} nodes × {GPUS} GPUs, {REPLICAS:,} replicas, nothing to do", f"{idle:.1f} ms CPU", "≤ 20 ms CPU", idle <= 20),
         Row(
@@ -98,38 +88,4 @@ def rows() -> list[Row]:
             heal <= 500,
         ),
         Row(f"endpoint list of {REPLICAS:,} built and fingerprinted from nothing", f"{build:.0f} ms CPU"),
-        Row(
-            f"publish of {REPLICAS:,} endpoints with one change, to {SINKS} sinks (the publisher's own work; what a router does with a "
-            "list is not in it, and each sink is handed the whole list)",
-            f"{publish:.0f} ms CPU",
-            "≤ 50 ms CPU",
-            publish <= 50,
-        ),
     ]
-
-
-def publish_ms(desired: Desired, observed: Observed) -> float:
-    """One replica goes out of rotation and comes back, round after round."""
-    made: Made = {}
-    first = observed.replicas[0]
-    gone = attrs.evolve(first, report=attrs.evolve(first.report, in_rotation=False))
-    worlds = (observed, attrs.evolve(observed, replicas=(gone, *observed.replicas[1:])))
-    rounds = itertools.count()
-    token = FencingToken(ClusterId("c"), 1, OwnerId("o"))
-    machine = SimMachine(1)
-    publisher = Publisher(
-        machine,
-        lambda: build_list(desired.catalog, {}, worlds[next(rounds) % 2], {}, made=made),
-        lambda generation: ListStamp(token, generation),
-        Inventory(lambda: 0.0, lambda: None),
-        interval_s=lambda: 1.0,
-        met=lambda epoch, owner: None,
-        knows=lambda: True,
-    )
-    routers = [SimRouter() for _ in range(SINKS)]
-    for router in routers:
-        publisher.add_sink(router)
-    publisher.publish_now()
-    taken = cpu_ms(publisher.publish_now, ROUNDS)
-    assert all(len(router.history) == ROUNDS + 1 for router in routers)
-    return taken

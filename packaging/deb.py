@@ -75,12 +75,14 @@ def version() -> str:
 
 
 def libc_needed(site: Path) -> str:
-    """The oldest C library that every compiled part runs with, as the tags of their wheels promise."""
+    """The oldest C library that every compiled part runs with: the tags of wheels promise it, ours name the versions they call."""
     needed = [(2, 17)]  # no older one has Python 3.11
     for wheel in site.glob("*.dist-info/WHEEL"):
         promised = [(int(a), int(b)) for a, b in re.findall(r"^Tag: .*manylinux_(\d+)_(\d+)_", wheel.read_text(), re.MULTILINE)]
         if promised:
             needed.append(min(promised))
+    for library in site.glob("llmgw/**/*.so"):
+        needed += [(int(a), int(b)) for a, b in re.findall(rb"GLIBC_(\d+)\.(\d+)", library.read_bytes())]
     return ".".join(map(str, max(needed)))
 
 

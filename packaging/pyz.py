@@ -1,7 +1,8 @@
 """Builds the zipapp: `python packaging/pyz.py FILE`. One file that holds llmgw and everything it imports, for one minor of Python.
 
 The same commit gives the same bytes: packages come from the lock file by hash, times from the commit, modes and order are set here,
-and what would tell of the machine that built it is taken out. Needs the test tools of `make` and the package registry.
+and what would tell of the machine that built it is taken out. Needs the test tools of `make` and the package registry, and a C
+compiler for a compiled data plane (`compiled`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import compiled
 from shiv import __version__ as shiv_version
 from shiv import builder
 from shiv.bootstrap.environment import Environment
@@ -102,6 +104,7 @@ def install(site: Path, built_at: int) -> None:
             copy(ROOT / name, Path(folder) / name)
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(built_at)}
         subprocess.run([*pip, "--no-build-isolation", "--upgrade", folder], check=True, env=environment)
+    add_compiled(site)
     for name in UNUSED:
         shutil.rmtree(site / name)
     for path in [*site.glob("*.dist-info/*"), site / "bin", *site.rglob("__pycache__")]:
@@ -111,6 +114,17 @@ def install(site: Path, built_at: int) -> None:
             path.unlink()
     for path in site.rglob("*"):
         path.chmod(stat.S_IRWXU | 0o055 if path.is_dir() else 0o644)
+
+
+def add_compiled(site: Path) -> None:
+    """Puts the compiled data plane beside the modules it is made of; says so where this machine cannot compile."""
+    try:
+        tree = compiled.build()
+    except compiled.Missing as err:
+        print(f"the package runs its data plane interpreted, which is slower: {err}", file=sys.stderr)
+        return
+    for path in tree.rglob("*.so"):
+        shutil.copyfile(path, site / path.relative_to(tree))
 
 
 def build(target: Path) -> None:

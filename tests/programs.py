@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import importlib.util
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import psutil
@@ -27,6 +29,17 @@ def skip(why: str) -> NoReturn:
     if os.environ.get("LLMGW_TESTS_REQUIRE_ALL") == "1":
         pytest.fail(f"{why}, and nothing may be missing here")
     pytest.skip(why)
+
+
+def compiled_builder() -> ModuleType:
+    """`packaging/compiled.py`, which stands in a folder of scripts and in no package."""
+    path = Path(__file__).parent.parent / "packaging" / "compiled.py"
+    spec = importlib.util.spec_from_file_location("compiled", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def free_port() -> int:

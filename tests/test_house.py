@@ -43,16 +43,28 @@ MAY_DO_IO = {
         "reconciler": "waits for a hint or the tick",
         "event_log": "writes batches, feeds followers",
         "feed": "two tasks per router that follows",
+        "usage": "waits for batches, and for the store",
     },
     "router": {
         "listener": "accepts connections",
         "proxy": "the exchange's task",
         "relay": "moves bytes",
         "upstreams": "connects to engines",
+        "client": "sends to a client",
+        "reactor": "the epoll that one task waits for",
         "sweeper": "time-outs",
         "router": "opens the listener and the sweeper",
         "access_log": "writes lines",
-        "follow": "one task per control plane, and the state on disk through the machine",
+        "follow": "one task per control plane",
+        "kept": "one writer at a time",
+        "load": "asks engines for their load",
+        "asking": "one question to an engine",
+        "lengths": "asks engines for their models",
+        "usage_keeper": "waits between batches; the book on disk through the machine",
+        "workers": "starts, feeds and watches worker processes",
+        "worker": "a worker's end of the pipe to its parent",
+        "worker_pipe": "frames on a pair of sockets",
+        "cells": "memory that workers share",
     },
     "agent": {
         "agent": "the nursery",
@@ -76,11 +88,13 @@ MAY_DO_IO = {
     "lease": {
         "keeper": "the one task that keeps or seeks the lease",
         "probe": "eight writes at once",
+        "object_store": "requests to an object store",
+        "object_leases": "the threads that those are made in",
         "file": "lease.db and the holder's lock",
     },
 }
 IO_MODULES = {
-    "apsw", "asyncio", "http", "os", "pathlib", "psutil", "pynvml", "select", "socket", "ssl", "subprocess", "threading", "trio",
+    "apsw", "asyncio", "http", "obstore", "os", "pathlib", "psutil", "pynvml", "select", "socket", "ssl", "subprocess", "threading", "trio",
     "trio_websocket",
 }  # fmt: skip
 PURE_PARTS = {"pathlib": {"Path", "PurePath"}, "http": {"HTTPStatus"}}  # a Path is a name; reading it is what needs a reason

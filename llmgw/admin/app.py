@@ -31,6 +31,7 @@ from llmgw.admin.api import (
     events,
     explain,
     holds,
+    keys,
     leader,
     models,
     nodes,
@@ -40,6 +41,7 @@ from llmgw.admin.api import (
     routers,
     settings,
     status,
+    usage,
 )
 from llmgw.admin.auth import HOP, AdminAuth, FailureLimit, Principal, is_token
 from llmgw.admin.calls import Call, Reply, Route, given_again, kept_answer, request_text
@@ -96,11 +98,13 @@ def make_app(
         *replicas.routes(controller),
         *nodes.routes(controller),
         *holds.routes(controller),
+        *keys.routes(controller),
         *events.routes(controller, draining, limits),
         *explain.routes(controller),
         *leader.routes(controller),
         *settings.routes(controller),
         *pause.routes(controller),
+        *usage.routes(controller),
         *status.routes(controller, metrics, draining.is_set),
     ]
     table += openapi.routes(table)
@@ -226,8 +230,7 @@ class _Desk:
             else:
                 principal = self._authenticate()
                 principal.require(route.role)
-                if route.is_order:
-                    _check_query(route, request.args)
+                _check_query(route, request.args)
             call = Call(
                 principal,
                 request.method,
@@ -426,8 +429,11 @@ def _json(data: Any, code: int = 200, headers: dict[str, str] | None = None) -> 
 
 
 def _check_query(route: Route, names: Iterable[str]) -> None:
-    """An order with a parameter that nobody knows is not carried out: `dryrun` for `dry_run` would write. Raises Invalid."""
+    """With a parameter that nobody knows nothing is done: `dryrun` for `dry_run` would write, `form` for `from` tell of another time.
+
+    Raises Invalid.
+    """
     for name in names:
         if name not in route.query:
-            known = f"known: {', '.join(route.query)}" if route.query else "this order knows none"
+            known = f"known: {', '.join(route.query)}" if route.query else "this route knows none"
             raise Invalid(f"unknown parameter {name[:100]!r}; {known}", param=name[:100])

@@ -114,14 +114,18 @@ class Call:
         raise PreconditionFailed(f"the edit began from {match[:40]}, but {now}: read it again")
 
 
-def page(call: Call, name: str, rows: Sequence[dict[str, Any]], key: str) -> Reply:
-    """`rows`, sorted by the text at `key`, from the cursor on. `next` is the cursor of the next page, or None."""
+PAGED: Final = {"limit": f"a page holds at most {PAGE_MAX}", "cursor": "next of the page before"}  # the parameters of `page`
+
+
+def page(call: Call, name: str, rows: Sequence[dict[str, Any]], key: str | Callable[[dict[str, Any]], str]) -> Reply:
+    """`rows`, sorted by the text at `key` or that `key` makes of each, from the cursor on. `next` is that of the next page, or None."""
+    place = key if callable(key) else lambda row: str(row[key])
     limit = call.integer("limit", PAGE_MAX, 1, PAGE_MAX)
     after = _cursor(call.query.get("cursor"))
-    rest = [row for row in rows if after is None or str(row[key]) > after]
+    rest = [row for row in rows if after is None or place(row) > after]
     cut = rest[:limit]
     more = len(rest) > limit
-    return Reply({name: cut, "next": _token(str(cut[-1][key])) if more else None})
+    return Reply({name: cut, "next": _token(place(cut[-1])) if more else None})
 
 
 def _token(text: str) -> str:

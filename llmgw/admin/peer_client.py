@@ -22,6 +22,8 @@ from llmgw.admin.calls import Call, Reply
 from llmgw.admin.edge import CONTROL_PLANE
 from llmgw.control.peers import Presence
 from llmgw.domain.errors import Unavailable
+from llmgw.domain.usage import UsageBatch
+from llmgw.protocol.codec import unstructure
 from llmgw.store.admin_tokens import Role
 
 WRONG_TOKEN: Final = (
@@ -39,6 +41,7 @@ READ_BYTES: Final = 65_536
 PRESENT_PATH: Final = "/api/v1/leader/standbys"
 RELEASED_PATH: Final = "/api/v1/leader/released"
 CHANGED_PATH: Final = "/api/v1/leader/changed"
+USAGE_PATH: Final = "/api/v1/leader/usage"
 _CARRIED: Final = ("content-type", "idempotency-key", "if-match", "if-none-match", "x-request-id")
 _NOT_BACK: Final = frozenset(
     {CONTROL_PLANE, "connection", "content-length", "content-type", "date", "server", "transfer-encoding", "keep-alive"}
@@ -79,6 +82,9 @@ class PeerClient:
 
     async def say_changed(self, address: str) -> None:
         await self._tell(address, CHANGED_PATH, {})
+
+    async def give_usage(self, address: str, batch: UsageBatch) -> None:
+        await self._tell(address, USAGE_PATH, unstructure(batch))
 
     async def _tell(self, address: str, path: str, value: dict[str, Any]) -> dict[str, Any]:
         headers = {"content-type": "application/json", CALLER: caller(Principal(self._me(), Role.ADMIN))}

@@ -79,11 +79,12 @@ def _open_unix(address: UnixAddress) -> socket.socket:
     one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
-            if stat.S_ISSOCK(os.stat(address.path).st_mode):
-                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                    if probe.connect_ex(address.path) == 0:
-                        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-                os.unlink(address.path)  # left behind by a process that was killed
+            if not stat.S_ISSOCK(os.lstat(address.path).st_mode):
+                raise OSError(errno.EEXIST, "what is there is no socket; move it away, or name another path")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(address.path) == 0:
+                    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            os.unlink(address.path)  # left behind by a process that was killed
         except FileNotFoundError:
             pass
         one.bind(address.path)

@@ -33,7 +33,7 @@ from llmgw.agent.progress import Seen
 from llmgw.agent.replica import KEY_BYTES, STATE_FILE, Replica, Site
 from llmgw.domain.errors import Conflict, Invalid, LlmgwError, NotFound
 from llmgw.domain.event import Level
-from llmgw.domain.files import words
+from llmgw.domain.files import reason, words
 from llmgw.domain.ids import CPU_DEVICE, NodeId, ReplicaId
 from llmgw.domain.node import Device, FoundEngine
 from llmgw.domain.ports import Machine
@@ -525,7 +525,7 @@ def _read_records(folder: Path, machine: Machine) -> Iterable[Record | str]:
                 continue
             record = adoption.decode(data)
         except (OSError, LlmgwError) as err:
-            why = words(err) if isinstance(err, OSError) else str(err)
+            why = reason(err) if isinstance(err, OSError) else str(err)
             yield f"{path} cannot be used, so its replica is unknown and what runs of it is ended: {why}"
             continue
         if record.order.id == entry.name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
@@ -16,10 +17,11 @@ from llmgw.cli.paths import PathOption
 )
 def check(file: Path, role: str | None) -> None:
     """Tell every fault of FILE (by default /etc/llmgw/llmgw.toml); exit 3 when there are any."""
-    from llmgw.cli.files import load
-    from llmgw.settings.load import Role
+    from llmgw.cli.files import load, warn
+    from llmgw.settings.load import Role, expired
 
     loaded = load(file, Role(role) if role else None)
+    warn(file, expired(loaded.keys, time.time()))
     held = [
         f"{count} {noun if count == 1 else plural}"
         for count, noun, plural in (
@@ -30,4 +32,4 @@ def check(file: Path, role: str | None) -> None:
         )
         if count
     ]
-    click.echo(f"{file}: fine{' (' + ', '.join(held) + ')' if held else ' (everything at its default)'}")
+    click.echo(f"{file}: fine{' (' + ', '.join(held) + ')' if held else ' (it sets nothing: everything is at its default)'}")

@@ -48,6 +48,7 @@ def _print_version(ctx: click.Context, asked: bool) -> None:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code. Nothing but a debug run shows a traceback."""
+    _open_what_is_closed()
     try:
         code = _run(args)
         sys.stdout.flush()  # here, so that a closed pipe is met where it can be handled
@@ -66,7 +67,9 @@ def _run(args: Sequence[str] | None) -> int:
         # click's own main ends the process; without it, errors come here and so do exit codes
         code = cli.main(args=None if args is None else list(args), prog_name="llmgw", standalone_mode=False)
     except click.UsageError as err:
-        err.show()
+        from llmgw.cli.text import readable
+
+        click.UsageError(readable(err.format_message()), err.ctx).show()
         return 2
     except click.exceptions.Exit as err:
         return err.exit_code
@@ -131,10 +134,21 @@ def _leaves(err: BaseException) -> list[BaseException]:
 
 
 def _say(text: str) -> None:
-    from llmgw.cli.text import printable
+    from llmgw.cli.text import printable, readable
 
     with contextlib.suppress(OSError):  # nobody may be left to tell
-        click.echo(printable(text, sys.stderr.isatty()), err=True)
+        click.echo(printable(readable(text), sys.stderr.isatty()), err=True)
+
+
+def _open_what_is_closed() -> None:
+    """Whoever starts us may have closed an output; its number would be given to the next file or socket, which our lines would reach."""
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)  # it gets the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115 - for as long as we live
 
 
 def _forget_output() -> None:

@@ -29,7 +29,7 @@ This page is written from the program (`python -m llmgw.cli.reference`), and a t
 | 5 | denied: no token, a wrong one, or one that may not do this |
 | 6 | unavailable or overloaded, also for a full disk: try again |
 | 7 | `ctl status --check`: something needs a person |
-| 130 | ended by Ctrl-C |
+| 130 | ended by Ctrl-C; of a role: by a second signal |
 
 `ctl` finds its server and token in `--server` and `LLMGW_TOKEN`; else in `~/.config/llmgw/ctl.toml` (`server`, `token`, and `ca` for a
 file of certificates); else, on loopback, in those of a running `llmgw dev`, then in this machine's `admin-token` file. A token that was
@@ -63,7 +63,7 @@ def _command(command: click.Command, path: str, ctx: click.Context) -> Iterator[
     options = [
         (f"`{', '.join(option.opts)}{_value(option)}`", _option_help(option))
         for option in command.params
-        if isinstance(option, click.Option) and not (path.startswith("llmgw ctl ") and option.name in _SHARED)
+        if isinstance(option, click.Option) and not option.hidden and not (path.startswith("llmgw ctl ") and option.name in _SHARED)
     ]
     if options:
         yield "\n".join(["| option | effect |", "|---|---|", *(f"| {names} | {help} |" for names, help in options)]) + "\n"

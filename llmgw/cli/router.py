@@ -11,8 +11,13 @@ from llmgw.cli.paths import PathOption
 
 @click.command()
 @click.option("--config", type=PathOption(), default="/etc/llmgw/llmgw.toml", show_default=True, help="The settings file.")
-def router(config: Path) -> int:
+@click.option("--worker", type=int, default=None, hidden=True, help="The descriptor of the pipe to the parent of several workers.")
+def router(config: Path, worker: int | None) -> int:
     """Run a router by itself until it is told to end."""
+    if worker is not None:
+        from llmgw.wiring.worker import worker_main
+
+        return worker_main(worker)
     from llmgw.cli.files import load
     from llmgw.settings.load import Role
 

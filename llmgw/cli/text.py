@@ -1,11 +1,16 @@
-"""Text for a terminal: columns, and server's text made harmless. Prints nothing itself."""
+"""Text for a terminal: columns, server's text made harmless, errors cut. Prints nothing itself."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from typing import Final
 
+WORD_MAX: Final = 200  # chosen: paths and addresses of people stay whole
+LINE_MAX: Final = 2_000  # chosen: a list of what is known stays whole
+_LONG_WORD: Final = re.compile(rf"\S{{{WORD_MAX + 1},}}")
+_LONG_LINE: Final = re.compile(rf"[^\n]{{{LINE_MAX + 1},}}")
 _KEPT: Final = "\n\t"
 # Characters that reorder or hide text on a terminal, though they are not control characters by category.
 _BIDI: Final = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
@@ -25,6 +30,16 @@ def _shown(c: str) -> str:
     if c in _KEPT or not (unicodedata.category(c) in ("Cc", "Cs") or c in _BIDI):
         return c
     return f"\\x{ord(c):02x}" if ord(c) < 0x100 else f"\\u{ord(c):04x}"
+
+
+def readable(text: str) -> str:
+    """`text` of an error without the middle of what is very long in it: a value that somebody gave, as a rule."""
+    return _LONG_LINE.sub(_without_middle, _LONG_WORD.sub(_without_middle, text))
+
+
+def _without_middle(match: re.Match[str]) -> str:
+    whole, kept = match[0], (WORD_MAX if match.re is _LONG_WORD else LINE_MAX) // 2
+    return f"{whole[:kept]} ... {whole[-kept:]}"
 
 
 def one_line(text: str) -> str:

@@ -1,7 +1,7 @@
 """The control plane in one nursery: its owners, built once, and the tasks that it supervises.
 
 The nursery's tasks are the design: leadership, settings poller, roll-out, events (the store's writer), publisher, reconciler,
-engine watch, peers, store follower, disk watch, store watch, housekeeping.
+engine watch, peers, usage, store follower, disk watch, store watch, housekeeping.
 All run on every control plane; those that act ask at each step whether it
 leads. A crash of leadership or of the store's writer ends the process; the others are started again, three times in a minute.
 Sessions and the admin API are served by `wiring` beside it and call the owners here.
@@ -29,6 +29,7 @@ from llmgw.control.feed import RouterFeeds
 from llmgw.control.footprint import SizeOf, needs
 from llmgw.control.holds import Holds
 from llmgw.control.inventory import Inventory
+from llmgw.control.keys import Keys
 from llmgw.control.leadership import Candidacy, Leadership
 from llmgw.control.node_watch import NodeWatch
 from llmgw.control.nodes import Nodes
@@ -44,6 +45,8 @@ from llmgw.control.settings_in_force import SettingsInForce
 from llmgw.control.settings_poller import DryLoad, SettingsPoller
 from llmgw.control.settings_writer import ClusterSettings
 from llmgw.control.supervision import keep_running
+from llmgw.control.usage import UsageLedger
+from llmgw.control.waiting import wait_woken
 from llmgw.domain.endpoint import Endpoint, EndpointList, EndpointUse, ListStamp
 from llmgw.domain.errors import Broken, Conflict, NotFound, StaleEpoch, Unavailable
 from llmgw.domain.event import Event, Level
@@ -60,9 +63,10 @@ from llmgw.lease.outage import Outage, Part
 from llmgw.protocol.messages import RestartReplica
 from llmgw.settings.load import Loaded, policy_of
 from llmgw.settings.schema import Settings
-from llmgw.store import admin_tokens, audit, drains, idempotency
+from llmgw.store import admin_tokens, api_keys, audit, drains, idempotency
 from llmgw.store import events as event_rows
 from llmgw.store import models as model_rows
+from llmgw.store import usage as usage_rows
 from llmgw.store.admin_tokens import AdminToken
 from llmgw.store.audit import CLUSTER, Origin
 from llmgw.store.connection import Store
@@ -75,6 +79,7 @@ DISK_CHECK_FILE: Final = "disk-check"
 DISK_CHECK_S: Final = 5.0  # as often as a leader's disk is tried
 ORDERS_S_MAX: Final = 1.0  # an order takes milliseconds; one that waits for the store must not hold up the next leader
 DAY_S: Final = 86_400.0
+MONTH_S: Final = 31 * DAY_S  # the longest: what is kept for a month is never gone before it is over
 TOKEN_NAME_DIGITS: Final = 6  # of a token's hash, in its name: two machines' first tokens are told apart
 log = structlog.get_logger("llmgw.control")
 
@@ -181,6 +186,7 @@ class Controller:
         self._disk_fine = True
         self._outage = Outage()
         store.watch(self._wrote)
+        self._store_news = trio.Event()  # replaced at each
         self._orders = 0
         self._order_ended = trio.Event()  # replaced at each
         self._welcomed: dict[OwnerId, str] = {}
@@ -201,6 +207,9 @@ class Controller:
         self.holds = Holds(machine, store, self._epoch, self.events, self._changed)
         self.live = LiveCatalog(self._publish, self._changed)
         self.models = Models(store, self._epoch, self.live, self.events, self.inventory.reopen, file)
+        self.keys = Keys(machine, store, self._epoch, self.events, self._push_policy, self._tell_others, file)
+        if file:
+            self.keys.replace_from_file(objects.keys)
         self.sessions = Sessions(
             machine, self.leadership, self.nodes, self.inventory, self.events, heartbeat_s=lambda: self.settings.reconcile.heartbeat_s
         )
@@ -228,6 +237,16 @@ class Controller:
             look=NodeWatch(self.events).look,
             awake=self._after_pause,
         )
+        peer_link = link or NoPeers()
+        self.peers = Peers(machine, self.leadership, peer_link, self._presence, self._welcome)
+        self.usage = UsageLedger(
+            machine,
+            store,
+            epoch=self._epoch,
+            may_write=self._may_write,
+            leader=self.peers.leader_address,
+            carry=peer_link.give_usage,
+        )
         self.routers = RouterFeeds(
             machine,
             self.leadership,
@@ -236,10 +255,10 @@ class Controller:
             listened_s=self.attention.now_s,
             poke=self.reconciler.poke,
             wake=lambda model: self.reconciler.poke(),  # a hint: what runs for a model is the planner's to say
+            usage=self.usage.offer,
         )
         self.live.add_sink(self.routers)
         self.add_router(self.routers, self.routers, self.routers)
-        self.peers = Peers(machine, self.leadership, link or NoPeers(), self._presence, self._welcome)
         self.settings_poller = SettingsPoller(
             machine,
             in_force,
@@ -298,17 +317,18 @@ class Controller:
 
     def policy(self) -> Policy:
         """What routers obey, from the settings and keys in force."""
-        return policy_of(self.settings, self._objects.keys)
+        return policy_of(self.settings, self.keys.in_force)
 
     @property
     def settings(self) -> Settings:
         """Those in force. Asked at each use, never kept."""
         return self.in_force.settings
 
-    def look_at_settings(self) -> None:
+    def look_at_store(self) -> None:
         """Another control plane says that there is something new in the store."""
         self.settings_poller.nudge()
         self.rollouts.nudge()
+        self._store_news.set()
 
     def paused(self) -> Pause | None:
         """The pause that stands, as this control plane knows it."""
@@ -317,18 +337,24 @@ class Controller:
     def _apply_settings(self) -> None:
         """What is in force has changed: everything that keeps a part of it is told, and the planner looks again."""
         self._needs = None
-        policy = self.policy()
-        for sink in self._policy_sinks:
-            sink.set_policy(policy)
+        self._push_policy()
         self.sessions.set_pace()
         self._changed()
 
+    def _push_policy(self) -> None:
+        policy = self.policy()
+        for sink in self._policy_sinks:
+            sink.set_policy(policy)
+
     def _apply_objects(self, file: Loaded) -> None:
-        """What a changed file holds beside settings: keys, and where the file is the catalog models and endpoints."""
-        objects = Objects(file.catalog, file.keys, file.endpoints)
-        self._objects = objects if self.file else attrs.evolve(self._objects, keys=objects.keys)
-        if self.file:
-            self.models.replace_from_file(objects.catalog)
+        """What a changed file holds beside settings: in force where there is no store that holds it."""
+        if not self.file:
+            self._objects = attrs.evolve(self._objects, keys=file.keys)
+            self.keys.warn_of_file(file.keys, file.source)
+            return
+        self._objects = Objects(file.catalog, file.keys, file.endpoints)
+        self.models.replace_from_file(file.catalog)
+        self.keys.replace_from_file(file.keys)
 
     def _settings_told(self, kind: str, text: str) -> None:
         self.events.record(kind, "settings", text, Level.WARNING)
@@ -455,6 +481,7 @@ class Controller:
             nursery.start_soon(keep_running, self.machine, "reconciler", self.reconciler.run)
             nursery.start_soon(keep_running, self.machine, "engine watch", self._watch_engines)
             nursery.start_soon(keep_running, self.machine, "peers", self.peers.run)
+            nursery.start_soon(keep_running, self.machine, "usage", self.usage.run)
             nursery.start_soon(keep_running, self.machine, "settings poller", self.settings_poller.run)
             nursery.start_soon(keep_running, self.machine, "roll-out", self.rollouts.run)
             nursery.start_soon(keep_running, self.machine, "store follower", self._follow_store)
@@ -492,7 +519,8 @@ class Controller:
 
     async def _follow_store(self) -> None:
         while True:
-            await self.machine.sleep_until(self.machine.now_s() + FOLLOW_S)
+            await wait_woken(self.machine, self._store_news, self.machine.now_s() + FOLLOW_S)
+            self._store_news = trio.Event()
             if not self.leadership.may_write:
                 try:
                     await self.reread()
@@ -511,6 +539,7 @@ class Controller:
             self.models.replace_from_file(self._objects.catalog)
         else:
             await self.models.reload()
+            await self._reload_keys()
         self.inventory.set_drains(await drains.load(self.store))
         self.inventory.expect(self.nodes.known.values())
         await self.events.catch_up(
@@ -550,6 +579,7 @@ class Controller:
                 await event_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
                 await audit.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
                 await idempotency.trim(self.store, self._epoch(), now_wall_s)
+                await usage_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.usage.keep_months * MONTH_S)
                 if ended := self.inventory.ended_drains():
                     await drains.remove(self.store, self._epoch(), ended)
             except (Unavailable, StaleEpoch) as err:
@@ -565,6 +595,7 @@ class Controller:
             self.models.replace_from_file(self._objects.catalog)
         else:
             await self._import()
+            await self._reload_keys()
         await self.models.reload()
         self.inventory.set_drains(await drains.load(self.store))
         self.inventory.await_nodes(self.nodes.known.values())
@@ -572,12 +603,20 @@ class Controller:
             await self.ensure_admin_token(self._token_sha256)
 
     async def _import(self) -> None:
-        """The first start against an empty store: the file's cluster keys as version 1, and its models, in one transaction."""
-        specs = self._objects.catalog.models
-        imported: list[bool] = []
-        await self.cluster_settings.import_first(lambda con, epoch: imported.append(model_rows.import_unit(con, epoch, specs)))
-        self.models.told_import(imported[-1], specs)
+        """The first start against an empty store: the file's cluster keys as version 1, its models and its clients' keys, in one
+        transaction. A store of a build that kept no keys gets those of its first leader's file."""
+        specs, keys, wall_s = self._objects.catalog.models, self._objects.keys, self.machine.wall_s()
+        imported: list[tuple[bool, bool]] = []
+        await self.cluster_settings.import_first(
+            lambda con, epoch: imported.append((model_rows.import_unit(con, epoch, specs), api_keys.import_unit(con, epoch, keys, wall_s)))
+        )
+        self.models.told_import(imported[-1][0], specs)
+        self.keys.told_import(imported[-1][1], keys)
         await self.settings_poller.look_now()
+
+    async def _reload_keys(self) -> None:
+        await self.keys.reload()
+        self.keys.warn_of_file(self._objects.keys, self.in_force.file.source)
 
     async def _end_term(self, fenced: bool) -> None:
         """The `on_end` hook: what this control plane began as a leader is over, and its last events are in the store."""

@@ -50,7 +50,7 @@ def build_list(
         alive = {replica.id for replica in observed.replicas}
         for gone in made.keys() - alive:
             del made[gone]
-    endpoints.sort(key=lambda endpoint: endpoint.id)
+    endpoints.sort(key=lambda endpoint: endpoint.id)  # absences are in their models' order: both as `protocol.list_delta` needs them
     return EndpointList(tuple(endpoints), tuple(absences))
 
 

@@ -17,15 +17,18 @@ import trio
 
 from llmgw import __version__
 from llmgw.control.router_view import merged_use
-from llmgw.domain.endpoint import EndpointList, EndpointUse, ListStamp
+from llmgw.domain.endpoint import DIGEST_FORM, EndpointList, EndpointUse, ListStamp
 from llmgw.domain.errors import Conflict, Invalid, LlmgwError
 from llmgw.domain.ids import ClusterId, EndpointId, OwnerId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import Catalog
 from llmgw.domain.policy import Policy
 from llmgw.domain.ports import Machine, Wake
+from llmgw.domain.usage import UsageBatch
+from llmgw.protocol import list_delta
 from llmgw.protocol import router_messages as r
 from llmgw.protocol.channel import Channel, ChannelClosed
+from llmgw.protocol.codec import Shared
 from llmgw.protocol.messages import Goodbye, Message
 from llmgw.protocol.router_messages import EPOCH_MAX, ROUTER_SILENT_S, STANDING_S
 from llmgw.protocol.side_by_side import until_one_ends
@@ -36,6 +39,7 @@ SILENT_DEADLINE_S: Final = 15.0  # a session without a message for so long is de
 PART_DEADLINE_S: Final = 2.0
 HOLDS_NOTHING: Final = 2**62  # acknowledged where no router is there to hold up a stop
 NAME_LENGTH_MAX: Final = 200  # of ids that a router gives itself
+TAKEN_MAX: Final = 100  # a router that reads none of so many answers tells its batch again
 PUSHES_KEPT: Final = 100  # a router that is so many changes behind counts as one that has acknowledged nothing, until it has
 log = structlog.get_logger("llmgw.feed")
 
@@ -52,6 +56,7 @@ class _Router:
     heard_s: float
     sessions: int = 0
     acknowledged: r.Acknowledged | None = None
+    endpoints: int | None = None
     rows: dict[EndpointId, tuple[EndpointUse, float]] = attrs.field(factory=dict)  # and when it was said
     _shown: tuple[float, Mapping[EndpointId, EndpointUse]] | None = None
 
@@ -62,7 +67,7 @@ class _Router:
             self.rows[row.endpoint] = (row.use, now_s)
         for endpoint in report.gone:
             self.rows.pop(endpoint, None)
-        self.acknowledged = report.acknowledged
+        self.acknowledged, self.endpoints = report.acknowledged, report.endpoints
         self._shown = None
 
     def use(self, now_s: float) -> Mapping[EndpointId, EndpointUse]:
@@ -89,14 +94,20 @@ class _Source:
 
 @attrs.define(eq=False)
 class _Session:
-    """What one session was sent: the number of each value, and the token it went out under."""
+    """What one session was sent: the number of each value, and the token it went out under.
+
+    `base` is the list that the router has of it by now; None: none yet, or the router is not sure of it.
+    """
 
     router: _Router
     channel: Channel
+    takes_deltas: bool
+    base: EndpointList | None = None
     policy: tuple[int, FencingToken] | None = None
     catalog: tuple[int, FencingToken] | None = None
     push: int = 0
     generation: int = 0
+    taken: deque[r.UsageTaken] = attrs.Factory(lambda: deque(maxlen=TAKEN_MAX))  # still to be said
 
 
 class Claim(Protocol):
@@ -124,7 +135,10 @@ class Claim(Protocol):
 
 @attrs.frozen
 class ConnectedRouter:
-    """For people: a router that follows this control plane now. `generation` is the list that it acts on, 0 for none of ours."""
+    """For people: a router that follows this control plane now. `generation` is the list that it acts on, 0 for none of ours.
+
+    `endpoints` counts those of it, also of what a leader before us told it and this one cannot list yet; None: it does not tell.
+    """
 
     id: str
     peer: str
@@ -132,13 +146,19 @@ class ConnectedRouter:
     workers: int
     generation: int
     silent_s: float
+    endpoints: int | None
+
+
+def _nobody_counts(batch: UsageBatch, taken: Callable[[str, int], None]) -> bool:
+    """Its router keeps the batch."""
+    return False
 
 
 class RouterFeeds:
     """`known_replicas` gives the replicas that this leader knows while it has not heard from all of its nodes, else None.
 
-    `poke` is called when a stop may have become possible, `wake` with the model that somebody waits for. `listened_s` is the
-    clock that silence is judged by (`control.attention`).
+    `poke` is called when a stop may have become possible, `wake` with the model that somebody waits for. `usage` takes what
+    clients have used (`control.usage`). `listened_s` is the clock that silence is judged by (`control.attention`).
     """
 
     def __init__(
@@ -150,6 +170,7 @@ class RouterFeeds:
         ttl_s: Callable[[], float],
         poke: Callable[[], None],
         wake: Wake,
+        usage: Callable[[UsageBatch, Callable[[str, int], None]], bool] = _nobody_counts,
         listened_s: Callable[[], float] | None = None,
     ) -> None:
         self._machine = machine
@@ -159,6 +180,7 @@ class RouterFeeds:
         self._ttl_s = ttl_s
         self._poke = poke
         self._wake = wake
+        self._usage = usage
         self._routers: dict[str, _Router] = {}  # by instance: a copied data directory makes two routers, not one that flaps
         self._changed = trio.Event()  # replaced at each change of what is pushed
         self._endpoints = EndpointList()
@@ -168,6 +190,8 @@ class RouterFeeds:
         self._policy: Policy | None = None
         self._number = {"catalog": 0, "policy": 0}
         self._push = 0  # counts what endpoint lists were sent, over all sessions
+        # The push as it goes out over each list that a router may have ("" for the whole one): made once for all that have it.
+        self._messages: dict[str, Shared] = {}
         # What each push left open: None for a leader's whole list, else the replicas that a router has let go of by it. Without
         # this an acknowledged generation could stand for an endpoint that the router has kept from a leader before.
         self._pushes: deque[tuple[int, frozenset[EndpointId] | None]] = deque(maxlen=PUSHES_KEPT)
@@ -201,6 +225,7 @@ class RouterFeeds:
     def _begin_push(self) -> frozenset[EndpointId] | None:
         """A new number for what goes out from here on; returns what it leaves open, as `_pushes` has it."""
         self._push += 1
+        self._messages.clear()
         gone = self._gone()
         self._pushes.append((self._push, gone))
         return gone
@@ -229,7 +254,7 @@ class RouterFeeds:
         """Sorted by id."""
         now_s = self._listened_s()
         found = [
-            ConnectedRouter(one.id, one.peer, one.build, one.workers, self._reached(one, self._stamp), now_s - one.heard_s)
+            ConnectedRouter(one.id, one.peer, one.build, one.workers, self._reached(one, self._stamp), now_s - one.heard_s, one.endpoints)
             for one in self._routers.values()
             if one.sessions
         ]
@@ -305,7 +330,7 @@ class RouterFeeds:
         router.sessions += 1
         log.info("router session opened", router=router.id, peer=channel.peer, build=hello.build)
         try:
-            await self._serve(_Session(router, channel))
+            await self._serve(_Session(router, channel, takes_deltas=hello.digest_form == DIGEST_FORM))
         finally:
             router.sessions -= 1
             log.info("router session closed", router=router.id, peer=channel.peer)
@@ -324,9 +349,11 @@ class RouterFeeds:
                 # Models before endpoints: a model that left is no longer known when its endpoints go.
                 if (message := make(session)) is not None:
                     await self._send(session, message)
+            while session.taken:
+                await self._send(session, session.taken.popleft())
             if self._machine.now_s() >= due_s:
                 token = leads.token if leads.is_leader else None
-                await self._send(session, r.Standing(token, session.generation, self._ttl_s()))
+                await self._send(session, r.Standing(token, session.generation, self._ttl_s(), session.push))
                 due_s = self._machine.now_s() + STANDING_S
             with trio.move_on_after(max(0.0, due_s - self._machine.now_s())):
                 await changed.wait()
@@ -349,7 +376,7 @@ class RouterFeeds:
         session.catalog = (self._number["catalog"], token)
         return r.PushCatalog(token, self._catalog)
 
-    def _endpoints_for(self, session: _Session) -> r.PushEndpoints | None:
+    def _endpoints_for(self, session: _Session) -> Shared | None:
         stamp = self._stamp
         token = self._leadership.token if self._leadership.is_leader else None
         # A list of the term before is not sent: the publisher is about to make one of this term.
@@ -363,9 +390,26 @@ class RouterFeeds:
         if session.push == self._push:
             return None
         session.push, session.generation = self._push, stamp.generation
-        return r.PushEndpoints(stamp, self._endpoints, gone is None, tuple(sorted(gone or ())), self._push)
+        base, session.base = session.base, self._endpoints
+        return self._pushed(stamp, gone, base if session.takes_deltas else None)
 
-    async def _send(self, session: _Session, message: r.ToRouter) -> None:
+    def _pushed(self, stamp: ListStamp, gone: frozenset[EndpointId] | None, base: EndpointList | None) -> Shared:
+        """What is pushed now, to whoever has `base`."""
+        over = base.fingerprint if base is not None else ""
+        if (made := self._messages.get(over)) is not None:
+            return made
+        settled, let_go = gone is None, tuple(sorted(gone or ()))
+        message: r.ToRouter
+        if base is None:
+            message = r.PushEndpoints(stamp, self._endpoints, settled, let_go, self._push)
+        elif (change := list_delta.delta(base, self._endpoints)) is not None:
+            message = r.PushDelta(stamp, change, settled, let_go, self._push)
+        else:
+            return self._pushed(stamp, gone, None)
+        made = self._messages[over] = Shared(message)
+        return made
+
+    async def _send(self, session: _Session, message: r.ToRouter | Shared) -> None:
         with trio.move_on_after(SEND_DEADLINE_S) as limit:
             await session.channel.send(message)
         if limit.cancelled_caught:
@@ -377,12 +421,12 @@ class RouterFeeds:
                 message = await session.channel.receive()
             if limit.cancelled_caught:
                 raise ChannelClosed(f"router {session.router.id} said nothing for {SILENT_DEADLINE_S:.0f} s")
-            self._take(session.router, message)
+            self._take(session, message)
             if isinstance(message, Goodbye):
                 return
 
-    def _take(self, router: _Router, message: Message) -> None:
-        now_s = self._listened_s()
+    def _take(self, session: _Session, message: Message) -> None:
+        router, now_s = session.router, self._listened_s()
         router.heard_s = now_s
         match message:
             case r.RouterReport():
@@ -391,6 +435,10 @@ class RouterFeeds:
                 router.said(message, now_s)
                 if router.acknowledged != before or self._running_withdrawn(router) != running:
                     self._poke()
+            case r.AskEndpoints(why):
+                log.info("a router asks for the whole list", router=router.id, why=why[:NAME_LENGTH_MAX])
+                session.base, session.push = None, 0
+                self._tell()
             case r.RouterRefused():
                 log.warning(
                     "a router did not take what it was sent", router=router.id, code=message.code, why=message.text[:NAME_LENGTH_MAX]
@@ -398,6 +446,13 @@ class RouterFeeds:
                 self._meet_epoch(message.epoch, message.owner)
             case r.WakeModel(model):
                 self._wake(model)
+            case r.UsageReport(batch):
+
+                def taken(boot: str, number: int) -> None:
+                    session.taken.append(r.UsageTaken(boot, number))
+                    self._tell()
+
+                self._usage(batch, taken)
             case Goodbye():
                 log.info("a router said goodbye", router=router.id, code=message.code, text=message.text[:NAME_LENGTH_MAX])
             case _:

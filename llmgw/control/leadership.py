@@ -224,3 +224,7 @@ class Leadership:
         Raises Conflict without force.
         """
         self._keeper.hand_over(force=force)
+
+    def stand_back(self, for_s: float) -> None:
+        """Leave a released lease to others for so many seconds. One that expires, or that nobody takes for 3 s, is taken all the same."""
+        self._keeper.stand_back(for_s)

@@ -14,10 +14,11 @@ import structlog
 import trio
 
 from llmgw.control.leadership import Leadership
-from llmgw.domain.errors import LlmgwError
+from llmgw.domain.errors import LlmgwError, Unavailable
 from llmgw.domain.ids import OwnerId, holder_name
 from llmgw.domain.ports import Machine
 from llmgw.domain.settings_version import PlaneSettings
+from llmgw.domain.usage import UsageBatch
 from llmgw.lease.rules import PeerView
 
 PRESENT_S: Final = 1.0  # between a standby's words to the leader
@@ -57,6 +58,10 @@ class PeerLink(Protocol):
 
     async def say_changed(self, address: str) -> None: ...
 
+    async def give_usage(self, address: str, batch: UsageBatch) -> None:
+        """Returns once that one, the leader, has stored it."""
+        ...
+
 
 class NoPeers:
     """For a control plane that is alone by definition."""
@@ -69,6 +74,9 @@ class NoPeers:
 
     async def say_changed(self, address: str) -> None:
         return None
+
+    async def give_usage(self, address: str, batch: UsageBatch) -> None:
+        raise Unavailable("there is no other control plane", code="not_leader")
 
 
 class Peers:

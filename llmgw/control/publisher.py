@@ -57,7 +57,6 @@ class Publisher:
         self._knows = knows
         self._sinks: list[_SinkState] = []
         self._wake = trio.Event()
-        self._fingerprint = ""
         self.generation = 0
         self.current = EndpointList()
 
@@ -78,15 +77,12 @@ class Publisher:
         if self._stamp(self.generation) is None:
             return
         endpoints = self._build()
-        # An unchanged list comes as the same object; hashing 5,000 endpoints once a second would be most of our work at rest.
-        fingerprint = self._fingerprint if endpoints is self.current and self.generation else endpoints.fingerprint()
-        if fingerprint != self._fingerprint or self.generation == 0:
-            self._fingerprint = fingerprint
+        if endpoints.fingerprint != self.current.fingerprint or self.generation == 0:
             self.generation += 1
             self.current = endpoints
         stamp = self._stamp(self.generation)
         assert stamp is not None
-        mark = (fingerprint, stamp.token, stamp.from_standby)
+        mark = (endpoints.fingerprint, stamp.token, stamp.from_standby)
         for state in self._sinks:
             if state.taken == mark or (state.waits and not stamp.from_standby and not self._knows()):
                 continue

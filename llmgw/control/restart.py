@@ -124,6 +124,7 @@ class Rollouts:
             return
         if not self._leadership.is_leader:
             self._confirmed_s = None
+            self._stand_back()
             if self._is_told(self._poller.row):
                 await self._follow_grant()
             return
@@ -172,12 +173,19 @@ class Rollouts:
                     self._peers.say_changed()  # not `changed`, which has this one look again at once, for ever
                 case HandOver(_):
                     await self._peers.check_healthy()
-                    log.info("handing over, so that this control plane can restart", version=row.version)
+                    if not isinstance(rollout.next_step(self._view(), row, self.rules), HandOver):
+                        return  # who was to lead does not answer any more
+                    log.info("handing over to one that can lead with the settings as they are to be", version=row.version)
                     self._leadership.hand_over()
+                    self._stand_back()  # at once, and not at the next look: it may be taken by one that only passes it on
                 case RestartMe(_):
                     self._begin_restart(self._why())
         except LlmgwError as err:  # the store does not answer, or somebody else leads: looked at again
             log.debug("the roll-out could not go on", why=err.message)
+
+    def _stand_back(self) -> None:
+        if rollout.stands_back(self._poller.row, self._address, self._in_force.applied, self.rules):
+            self._leadership.stand_back(rollout.STAND_BACK_S)
 
     async def _save(self, before: RolloutRow, row: RolloutRow) -> None:
         epoch = self._leadership.epoch

@@ -24,17 +24,21 @@ What the numbered rules of the design leave open, and what holds here:
 - *Another version in the middle*: who has the token settles first, a leader that runs an unproven version proves it first; then
   the newest is rolled out from its beginning. A restart is into the version that the grant names, never into "the newest", or a
   bomb that is written while one is down has two victims.
-- *A process that starts without having been told* starts into what it last ran (`start_version`): a crash tries nothing new.
+- *A process that starts without having been told* starts into what it last ran (`start_version`), or into an older one where that is
+  put aside: a crash tries nothing new.
 - *What is gone back to is proven*: with a version, those before it that nobody has proven are held. A proven version is never held,
   and neither is the last one left.
 - *Where a proven version fails*, the machine is at fault: it is left out with a reason, and the others go on. So it is when the old
   leader does not come back, the holder dies for good while going back, or a late standby cannot run what all others run.
 - *The first* with a version runs it for `delay_s` before a second is told, the others for `LATER_S`: a process may well die 10 s
   after its start. One that had it and falls silent is waited for, and after `timeout_s` has it held; one that started anew by
-  itself has it held at once.
+  itself has it held at once. A new leader sees from its age that it has; so it is, too, when somebody else comes to want an unproven
+  version after the roll-out has come to rest.
+- *Going back*, those who have just started into what is held and may die of it go first, and nobody goes while a second one may.
 - *Who is missing for other reasons* (heard in the last minute, and not now) is waited for, for `timeout_s` at most.
-- *The lease is let go of and the wrong one takes it*: whoever does not run the version passes the lease on; who passes on does not
-  compete, so that it ends at one that does. Nobody there who runs it: frozen, held.
+- *The lease is let go of and the wrong one takes it*: whoever cannot be the successor stands back from it (`stands_back`), for which
+  the leader lets go of it only when such a one has had time to read that it will. One that takes it all the same passes it on, and
+  both it and the old leader stand back until one that runs the version leads. Nobody there who runs it: frozen, held.
 - *A leader that comes to lead with an unproven version*, at whatever phase, is its `successor`: nobody is told before it has proven
   itself, and any change of leader until then is a failure, since a wedged leader lives on. That includes an operator's hand-over.
 - *Paused*: no token is given out and the leader does not let go for a roll-out; who has one finishes, and a held version leads not.
@@ -66,7 +70,11 @@ HEARD_S: Final = 3.0  # three words of a standby, as in peers.HEALTHY_S
 HEALTHY_S: Final = 5.0  # served for so long, a process has not died while starting
 LATER_S: Final = 15.0  # for those after the first: time for what a process begins some seconds after its start
 SETTLE_S: Final = 10.0  # a new leader has heard by then whoever is there: a look at the lease and a word take 2 s
-TRIES_MAX: Final = 3  # hand-overs in which nobody takes the lease; each leaves the cluster without a leader for two ttl at most
+TOLD_S: Final = 3.0  # a standby reads the row within a second, and within another it stands back from the lease
+STAND_BACK_S: Final = 3.0  # said again each second; lapses so soon after the row has changed
+# Hand-overs and passings on after which no successor leads; each leaves the cluster without a leader for some seconds (UNTAKEN_S).
+# Enough for three that nobody takes, with one in between that has not read in time that it should stand back.
+TRIES_MAX: Final = 6
 FORGOTTEN_S: Final = 60.0  # members are those heard in the last minute (control.md 4); as in peers.FORGOTTEN_S
 
 
@@ -79,12 +87,15 @@ class Rules:
     healthy_first: bool = True  # one that has only just started is not back
     runs_on: bool = True  # who is back has to run the version for some time before another is told
     done_stay: bool = True  # one that had it and is gone stops the others
+    known_by_age: bool = True  # also under a new leader, who has not seen it go
+    rest_watched: bool = True  # also when it has gone while the roll-out was at rest
     canary_stops: bool = True  # a failure freezes
     hold_back: bool = True  # what failed is held
     skip_refusers: bool = True  # who refuses a version is left out
     leader_last: bool = True  # the leader waits for the standbys
     settle: bool = True  # a new leader has heard nobody yet
     pass_on: bool = True  # a lease that the wrong one took is passed on
+    stand_back: bool = True  # who cannot be the successor leaves the lease to those who can
     freeze_on_failed_successor: bool = True
     proving_delay: bool = True  # the old leader restarts once its successor has led for `delay_s`
     plan_in_time: bool = True  # a successor without a finished plan has failed
@@ -194,13 +205,29 @@ def newest_held(row: RolloutRow) -> int:
 
 
 def start_version(told: int, ran: int, proven: int, newest: int, not_here: Collection[int], rules: Rules = RULES) -> int:
-    """Into which version a process starts: what it was told, else what ran here last, else what is proven, else the newest.
+    """Into which version a process starts: what it was told, else what ran here last, else what is proven, else the newest before
+    these, else the newest.
 
     0 when there is none. Each of the first three is 0 where it is not known; what "ran" has served for a minute. `not_here` are
     versions that are held, put aside or refused on this machine.
     """
-    choices = (told, ran, proven) if rules.start_as_told else ()
+    choices = (told, ran, proven, desired_version(max(ran, proven), not_here)) if rules.start_as_told else ()
     return next((version for version in choices if version and version not in not_here), desired_version(newest, not_here))
+
+
+# --- who may succeed
+
+
+def may_succeed(row: RolloutRow, applied: int, *, for_file: bool) -> bool:
+    """May one that runs `applied` lead in place of a leader that restarts (for a file: any version that is not held)?"""
+    return applied == row.version or (for_file and applied > 0 and not row.is_held(applied))
+
+
+def stands_back(row: RolloutRow, address: str, applied: int, rules: Rules = RULES) -> bool:
+    """Asked of each control plane about itself while it does not lead: does it leave a lease that is let go of to others?"""
+    if row.phase is not RolloutPhase.HANDING_OVER or not rules.stand_back:
+        return False
+    return address == row.led or not may_succeed(row, applied, for_file=row.for_file)
 
 
 # --- deciding
@@ -274,18 +301,27 @@ class _Case:
         return self.row.version <= self.row.proven
 
     def _standbys(self) -> Iterator[Member]:
-        """By address: before the others who runs a held version, behind them who led at the beginning."""
+        """By address: before the others who runs a held version, and of those who has just started and may die of it soon; behind
+        all of them who led at the beginning."""
         row = self.row
         standbys = (one for one in self.view.members if not one.is_me)
-        return iter(sorted(standbys, key=lambda one: (not row.is_held(one.settings.applied), one.address == row.led, one.address)))
+
+        def turn(one: Member) -> tuple[bool, bool, bool, str]:
+            held = row.is_held(one.settings.applied)
+            return not held, not self._may_die_soon(one), one.address == row.led, one.address
+
+        return iter(sorted(standbys, key=turn))
+
+    def _may_die_soon(self, member: Member) -> bool:
+        """It has just started into a version that is held."""
+        return self.row.is_held(member.settings.applied) and member.settings.up_s < self._runs_s()
 
     def _successors(self, *, for_file: bool) -> bool:
         """Is somebody there to lead meanwhile, one that runs the version (for a file: any that is not held)?"""
         return any(one.healthy and self._may_lead(one, for_file=for_file) for one in self.view.members if not one.is_me)
 
     def _may_lead(self, member: Member, *, for_file: bool) -> bool:
-        applied = member.settings.applied
-        return applied == self.row.version or (for_file and applied > 0 and not self.row.is_held(applied))
+        return may_succeed(self.row, member.settings.applied, for_file=for_file)
 
     def _alone(self) -> bool:
         if len(self.view.members) > 1:
@@ -320,7 +356,7 @@ class _Case:
             return Rest("paused")
         if not self._any_can():
             return Rest(self._nobody_to_lead())
-        return self._begin()
+        return self._lost_at_rest() or self._begin()
 
     def _thawed(self) -> bool:
         """Frozen over a file: its machine is back and wants nothing more."""
@@ -350,6 +386,7 @@ class _Case:
         members = tuple(sorted(self.members))
         if len(members) == 1 and not self._alone():
             members = self.row.members or members  # nobody is heard for the moment, which makes nobody alone
+        same = self.row.version == self.desired and self.rules.rest_watched  # whoever has it already is still watched
         row = attrs.evolve(
             self.row,
             phase=RolloutPhase.STANDBY,
@@ -357,7 +394,7 @@ class _Case:
             members=members,
             token="",
             led=self.view.me,
-            done=(),
+            done=tuple(one for one in self.row.done if one in self.members) if same else (),
             for_file=False,
             reason="",
             successor="",
@@ -409,6 +446,9 @@ class _Case:
         if not self.rules.leader_last and self._wants(self.me):
             return self._give(self.me)
         slow = [one for one in standbys if one.heard and not self._has_decided(one)] if view.granted_age_s <= view.timeout_s else []
+        for one in standbys if waiting else ():
+            if one is not waiting[0] and one.heard and self._may_die_soon(one):
+                return Rest(f"{one.name} has just started into version {one.settings.applied}, which is held, and may die of it")
         if waiting and not any(row.is_held(one.settings.applied) for one in slow):
             return self._give(waiting[0])
         if slow:
@@ -443,27 +483,53 @@ class _Case:
         """Of those that had the version, is one not there any more, or not with it?"""
         view, row = self.view, self.row
         late = view.granted_age_s > view.timeout_s + (view.delay_s if row.phase is RolloutPhase.PROVING else 0.0)
-        for address in row.done if self.rules.done_stay and not self._version_is_proven() else ():
+        for address in self._had_it():
             member = self.members.get(address)
-            name = self._name(address)
             if member is not None and member.healthy:
-                if member.settings.refused == row.version != member.settings.applied:
-                    return self._failed(f"{name} had it and refuses it now: {member.settings.why or 'it did not say why'}")
-                if self._started_anew(member):
-                    return self._failed(f"{name} had it, and has started anew by itself")
+                how = self._lost_it(member)
+                if how:
+                    return self._failed(how)
             elif late:
-                return self._failed(f"{name} had it, and has not been heard for {view.timeout_s:g} s")
+                return self._failed(f"{self._name(address)} had it, and has not been heard for {view.timeout_s:g} s")
             else:
-                return Rest(f"{name}, which has version {row.version}, is not there")
+                return Rest(f"{self._name(address)}, which has version {row.version}, is not there")
         return None
 
-    def _started_anew(self, member: Member) -> bool:
-        """By itself, since this leader stored the row as it stands, or began to lead."""
-        return not member.is_me and member.heard and member.settings.up_s < self.view.granted_age_s
+    def _had_it(self) -> tuple[str, ...]:
+        """Who came back with a version that nobody has proven: from what becomes of them the others know whether it is good."""
+        return self.row.done if self.rules.done_stay and not self._version_is_proven() else ()
+
+    def _lost_it(self, member: Member) -> str:
+        """How one that had the version has it no more, or has it again; "" for one that has run it all the time."""
+        settings = member.settings
+        if member.healthy and settings.refused == self.row.version != settings.applied:
+            return f"{member.name} had it and refuses it now: {settings.why or 'it did not say why'}"
+        # Who has run for less than one runs before it is said to have it has started since, whoever led then.
+        ran_s = self._runs_s() if self.rules.known_by_age else 0.0
+        if not member.is_me and member.heard and settings.up_s < max(self.view.granted_age_s, ran_s):
+            return f"{member.name} had it, and has started anew by itself"
+        return ""
+
+    def _lost_at_rest(self) -> Step | None:
+        """Has one that had the version lost it since the roll-out came to rest? Then nobody else shall try it. A start of its own
+        says so for `FORGOTTEN_S`; later it may as well be somebody's who restarts that machine."""
+        view, row = self.view, self.row
+        if row.version != self.desired or not self.rules.rest_watched:
+            return None
+        for address in self._had_it():
+            member = self.members.get(address)
+            how = self._lost_it(member) if member is not None else ""
+            if (
+                member is not None
+                and how
+                and (member.settings.refused == row.version or view.granted_age_s - member.settings.up_s <= FORGOTTEN_S)
+            ):
+                return self._failed(how)
+        return None
 
     def _give(self, member: Member) -> Step:
         """The token, in a row of its own: the grant follows once that is stored."""
-        row, me = self.row, self.me
+        view, row, me = self.view, self.row, self.me
         goal = self._goal(member)
         last = member.address == row.led != me.address and (not goal or me.settings.applied == goal)
         row = attrs.evolve(
@@ -471,6 +537,7 @@ class _Case:
             phase=RolloutPhase.LEADER if last else RolloutPhase.STANDBY,
             version=goal or row.version,
             token=member.address,
+            given=view.epoch,
             for_file=not goal,
             members=(member.address,) if member.is_me and self._alone() else row.members,
             successor="" if member.is_me else row.successor,
@@ -508,10 +575,13 @@ class _Case:
             there = holder is not None and holder.healthy and view.granted_age_s > HEARD_S
             late = view.granted_age_s > view.timeout_s
             return self._token_back() if there or late else Rest(f"waits for {self._name(row.token)}")
-        for member in view.members if self.rules.done_stay and not self._version_is_proven() else ():
-            if member.address in row.done and member.address != row.token and self._started_anew(member):
+        for address in self._had_it():
+            member = self.members.get(address)
+            how = self._lost_it(member) if member is not None and address != row.token else ""
+            if member is not None and how:
                 # The holder settles first, and then everything goes on without the version.
-                held = self._with_held(row.version, f"{member.name} had it, and has started anew by itself")
+                # It may have been told a newer one than that to which another one goes back now.
+                held = self._with_held(max(row.version, member.settings.applied), how)
                 if held != row.held:
                     return Save(attrs.evolve(row, held=held))
         if holder is not None and holder.heard and self._took(holder) and holder.settings.up_s > 0:
@@ -520,7 +590,9 @@ class _Case:
         if not self.rules.one_token and (holder is None or not holder.healthy):
             return self._went_well(row.token)
         if holder is not None and holder.healthy and not self._wants_token(holder) and self.rules.skip_refusers:
-            untold = view.saved_here and holder.settings.up_s >= view.granted_age_s + HEALTHY_S  # it has not restarted since
+            # It has not restarted since it was given the token; what another leader told it is not known here.
+            given_here = view.saved_here and row.given == view.epoch
+            untold = given_here and holder.settings.up_s >= view.granted_age_s + HEALTHY_S
             if self._refuses(holder) and not untold:
                 return self._failed(self._refusal(holder))
             if untold or self._has_decided(holder):
@@ -532,6 +604,9 @@ class _Case:
         if holder is not None and holder.healthy:
             if self._unproven():
                 return self._proving(f"{self.me.name} leads") or Save(self._proven())
+            for address in self._had_it():
+                if address != row.token and not self._is_there(address):
+                    return Rest(f"{self._name(address)}, which has version {row.version}, is not there")
             return Grant(row, row.token)
         return Rest(f"waits for {self._name(row.token)}")
 
@@ -558,9 +633,14 @@ class _Case:
             return 0.0
         row = self.row
         first = not row.done and not self._version_is_proven()
-        if row.for_file or len(self.view.members) == 1 or not self.rules.runs_on:
+        has_it = row.token in self._had_it()  # a start for its file counts as one into the version, too
+        if (row.for_file and not has_it) or len(self.view.members) == 1 or not self.rules.runs_on:
             return HEALTHY_S
-        return max(HEALTHY_S, self.view.delay_s if first else min(self.view.delay_s, LATER_S))
+        return max(HEALTHY_S, self.view.delay_s) if first else self._runs_s()
+
+    def _runs_s(self) -> float:
+        """For how long each of them runs the version at least, before it is said to have it."""
+        return max(HEALTHY_S, min(self.view.delay_s, LATER_S)) if self.rules.runs_on and self.rules.healthy_first else 0.0
 
     def _went_well(self, address: str) -> Step:
         row = self.row
@@ -580,16 +660,25 @@ class _Case:
                 if view.epoch == row.released + 1 and row.tries < TRIES_MAX:
                     return self._token_back()
                 return self._successor_failed("nobody took the lease from it and kept it")
+            gone = self._gone_since()
+            if gone is not None:
+                return gone
             if not self._wants(self.me) or any(one.healthy and self._wants(one) for one in self._standbys()):
                 return self._token_back()
             if not self._successors(for_file=row.for_file):
                 return self._token_back()
+            unfit = any(not self._may_lead(one, for_file=row.for_file) for one in view.members if not one.is_me)
+            if unfit and view.granted_age_s < TOLD_S and self.rules.stand_back:
+                return Rest(f"{self.me.name} lets the others know that it hands over")
             return Rest("paused") if view.paused else HandOver(row)
         if self._unproven() or self._may_lead(self.me, for_file=row.for_file):
             return Save(attrs.evolve(row, phase=RolloutPhase.PROVING, successor=view.me, proving=self.me.settings.applied))
         if self.rules.pass_on:
+            passes_on = row.released == view.epoch  # stored: whoever judges what comes of it counts from here
+            if not passes_on and row.tries >= TRIES_MAX:
+                return self._successor_failed("none that runs it took the lease")
             if self._successors(for_file=row.for_file):
-                return HandOver(row)
+                return HandOver(row) if passes_on else Save(attrs.evolve(row, released=view.epoch, tries=row.tries + 1))
             if view.leads_s < SETTLE_S:
                 return Rest(f"{self.me.name} does not run version {row.version}, and looks for one that does")
         return self._successor_failed("none that runs it leads")
@@ -629,10 +718,12 @@ class _Case:
         row = self.row
         newest = newest_held(row)
         frozen = newest > self.desired
+        version = newest if frozen else self.desired
         return attrs.evolve(
             row,
             phase=RolloutPhase.FROZEN if frozen else RolloutPhase.IDLE,
-            version=newest if frozen else self.desired,
+            version=version,
+            done=row.done if version == row.version else (),
             token="",
             for_file=False,
             successor="",
@@ -689,6 +780,9 @@ class _Case:
             if not row.is_held(older):
                 held.append(Held(older, f"version {version} came before it was proven"))
         return tuple(sorted(held, key=lambda one: one.version))
+
+    def _is_there(self, address: str) -> bool:
+        return address in self.members and self.members[address].healthy
 
     def _name(self, address: str) -> str:
         member = self.members.get(address)

@@ -10,30 +10,14 @@ from llmgw.domain.ports import UsageSource
 
 
 def merged_use(sources: Sequence[UsageSource]) -> Mapping[EndpointId, EndpointUse]:
-    """One view over several routers. Silence and refusal are judged by the most hopeful: one that gets bytes is enough.
-
-    Attempts without a byte by the least hopeful: one that was last used yesterday says 0. They only lead to a probe.
-    """
+    """One view over several routers."""
     if len(sources) == 1:
         return sources[0].use()
     merged: dict[EndpointId, EndpointUse] = {}
     for source in sources:
         for endpoint, use in source.use().items():
             before = merged.get(endpoint)
-            if before is None:
-                merged[endpoint] = use
-                continue
-            busy = [one.silent_s for one in (before, use) if one.in_flight]
-            merged[endpoint] = EndpointUse(
-                in_flight=before.in_flight + use.in_flight,
-                last_used_s=min(before.last_used_s, use.last_used_s),
-                silent_s=min(busy, default=0.0),
-                answers=before.answers + use.answers,
-                failures=before.failures + use.failures,
-                refused=before.refused and use.refused,
-                unanswered=max(before.unanswered, use.unanswered),
-                heard_s=min((one.heard_s for one in (before, use) if one.heard_s is not None), default=None),
-            )
+            merged[endpoint] = use if before is None else before.beside(use)
     return merged
 
 

@@ -21,11 +21,11 @@ from llmgw.control import rollout, settings_boot
 from llmgw.control.settings_in_force import PROTECT, Protect, Read, SettingsInForce
 from llmgw.control.waiting import wait_woken
 from llmgw.domain.errors import Invalid, LlmgwError, NotFound, Unavailable
-from llmgw.domain.files import words
+from llmgw.domain.files import reason, words
 from llmgw.domain.ports import Machine
 from llmgw.domain.settings_version import Pause, RolloutRow, SettingsVersion
 from llmgw.settings.layers import ignored, layers
-from llmgw.settings.load import Loaded
+from llmgw.settings.load import HALF_WRITTEN, Loaded
 from llmgw.store import settings as rows
 from llmgw.store.connection import Store
 
@@ -46,6 +46,7 @@ class FileWatch:
         self._machine = machine
         self._protect = protect
         self.path = path
+        self.missing = ""  # why there was nothing to read at the last look
         self._in_force = (_digest(in_force) if in_force is not None else sha256) or self._read()[0]
         self._before = self._in_force
         self._read_s = machine.now_s()
@@ -62,17 +63,17 @@ class FileWatch:
         self._in_force = now
         return data
 
-    @property
-    def is_gone(self) -> bool:
-        """Was there nothing at the last look?"""
-        return self._before is None
-
     def _read(self) -> tuple[str | None, bytes]:
         try:
             data = self._machine.disk.read(self.path)
-        except OSError:
+        except OSError as err:
+            self.missing = f"cannot be read: {reason(err)}"
             return None, b""
-        return (_digest(data), data) if data else (None, b"")
+        if not data:
+            self.missing = "is not there, or is a link to what is not" if data is None else "is empty"
+            return None, b""
+        self.missing = ""
+        return _digest(data), data
 
 
 def _digest(data: bytes) -> str:
@@ -143,6 +144,7 @@ class SettingsPoller:
         self._cached: SettingsVersion | None = None
         self._began_s = machine.now_s()
         self._proven = False
+        self._gone = ""  # what was told of a file that there is not, or that is empty
         self.file_fault = ""  # why the file as it stands does not load: a process that starts anew would not come up
         self._seen: tuple[int, str, str] | None = None  # the version, the file and its fault that were judged last
         self._judged_s = 0.0  # when
@@ -320,13 +322,15 @@ class SettingsPoller:
         file = str(self._watch.path)
         if (data := self._watch.changed()) is None:
             self._look_whether_it_is_there(file)
-            again = self._bad_text and not self._watch.is_gone and self._machine.now_s() - self._bad_s >= AGAIN_S
+            again = self._bad_text and not self._watch.missing and self._machine.now_s() - self._bad_s >= AGAIN_S
             if not again:
                 return
             data = self._bad_text
             self._loads.clear()
         try:
             loaded = self._load(data)
+            if loaded.sets_nothing and not self._in_force.file.sets_nothing:
+                raise Invalid(HALF_WRITTEN)
             self._check_same_store(loaded)
             before, self._file_text = self._file_text, data
             document = self._in_force.document
@@ -359,14 +363,15 @@ class SettingsPoller:
     def _look_whether_it_is_there(self, file: str) -> None:
         """Without its file, or with an empty one, this process could not start again: it says so, and restarts for nothing."""
         assert self._watch is not None
-        gone = f"{file} is not there, or is empty"
-        if self._watch.is_gone and self._file_text and self.file_fault != gone:
-            self.file_fault = gone
-            log.error("the file is not there, or is empty; what was in force stays", file=file)
+        missing = self._watch.missing
+        gone = f"{file} {missing}"
+        if missing and self._file_text and self.file_fault != gone:
+            self.file_fault = self._gone = gone
+            log.error("the file cannot be used; what was in force stays", file=file, why=f"it {missing}")
             self._told("settings.refused", gone)
             self._in_force.stay(gone)
-        elif not self._watch.is_gone and self.file_fault == gone:
-            self.file_fault = ""
+        elif not missing and self._gone and self.file_fault == self._gone:
+            self.file_fault = self._gone = ""
             log.info("the file is there again", file=file)
 
     def _check_same_store(self, file: Loaded) -> None:

@@ -217,7 +217,7 @@ def _plain(text: str) -> Mapping[str, Any]:
 
 
 def _not_yet(document: Document) -> tuple[str, ...]:
-    return tuple(not_yet.warnings_of(document.paths, document.settings, (), ()))
+    return tuple(not_yet.warnings_of(document.paths, document.settings, ()))
 
 
 def _told(version: SettingsVersion, planned: Planned) -> str:

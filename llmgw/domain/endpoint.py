@@ -8,11 +8,21 @@ import hashlib
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Final
 
 import attrs
 
 from llmgw.domain.ids import EndpointId
 from llmgw.domain.lease import FencingToken
+
+# Which digests these are. Raised with every change of what a digest covers, or how: control plane and router compare theirs, and a
+# router whose digests are of another form is sent whole lists.
+DIGEST_FORM: Final = 1
+_DIGEST_BITS: Final = 256
+
+
+def _digest(row: object) -> int:
+    return int.from_bytes(hashlib.sha256(json.dumps(row).encode()).digest())
 
 
 def _frozen_map(value: Mapping[str, str]) -> Mapping[str, str]:
@@ -42,15 +52,14 @@ class Endpoint:
     max_inflight: int = 0
 
     @functools.cached_property
-    def digest(self) -> str:
+    def digest(self) -> int:
         """A hash of everything that a router acts on; made once per endpoint, because lists share unchanged ones."""
-        row = json.dumps(
+        return _digest(
             [
                 self.id, self.url, sorted(self.models), sorted(self.aliases.items()), sorted(self.names.items()), sorted(self.unlisted),
-                self.engine, self.pool, self.weight, self.priority, self.key, self.max_inflight,
+                self.engine, self.pool, float(self.weight), self.priority, self.key, self.max_inflight,
             ]
         )  # fmt: skip
-        return hashlib.sha256(row.encode()).hexdigest()
 
 
 class AbsenceReason(enum.Enum):
@@ -72,6 +81,11 @@ class Absence:
     reason: AbsenceReason
     text: str = ""
 
+    @functools.cached_property
+    def digest(self) -> int:
+        """As an endpoint's, and never equal to one."""
+        return _digest([self.names, self.reason.value, self.text])
+
 
 @attrs.frozen
 class EndpointList:
@@ -80,11 +94,15 @@ class EndpointList:
     endpoints: tuple[Endpoint, ...] = ()
     absences: tuple[Absence, ...] = ()
 
+    @functools.cached_property
     def fingerprint(self) -> str:
-        """Equal for lists that a router would act on equally: a hash of the content, whatever the order."""
-        rows = sorted(endpoint.digest for endpoint in self.endpoints)
-        rows += sorted(json.dumps([*a.names, a.reason.value, a.text]) for a in self.absences)
-        return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+        """Equal for lists that a router would act on equally: a hash of the content, whatever the order.
+
+        The sum of its rows' digests. One change hashes one row; to add up 5,000 takes 0.1 ms (measured). It is no defence against
+        whoever makes up a list: the sender of a list is trusted with all of it.
+        """
+        total = sum(endpoint.digest for endpoint in self.endpoints) + sum(absence.digest for absence in self.absences)
+        return f"{total % 2**_DIGEST_BITS:0{_DIGEST_BITS // 4}x}"
 
 
 @attrs.frozen
@@ -114,3 +132,18 @@ class EndpointUse:
     refused: bool = False  # the last connect was refused: nothing listens there
     unanswered: int = 0
     heard_s: float | None = None
+
+    def beside(self, other: EndpointUse) -> EndpointUse:
+        """What two that use one endpoint say of it together. Silence and refusal are judged by the more hopeful: one that gets bytes
+        is enough. Attempts without a byte by the less hopeful: one that was last used yesterday says 0. They only lead to a probe.
+        """
+        return EndpointUse(
+            in_flight=self.in_flight + other.in_flight,
+            last_used_s=min(self.last_used_s, other.last_used_s),
+            silent_s=min((one.silent_s for one in (self, other) if one.in_flight), default=0.0),
+            answers=self.answers + other.answers,
+            failures=self.failures + other.failures,
+            refused=self.refused and other.refused,
+            unanswered=max(self.unanswered, other.unanswered),
+            heard_s=min((one.heard_s for one in (self, other) if one.heard_s is not None), default=None),
+        )

@@ -48,6 +48,11 @@ def unusable(err: OSError, what: str, path: Path, remedy: str = "") -> Invalid |
     return Invalid(f"{path} ({what}) cannot be used: {why}{hint}", code=UNUSABLE_FILE)
 
 
+def reason(err: OSError) -> str:
+    """What the system said, alone: for a sentence that names the file itself."""
+    return err.strerror or str(err)
+
+
 def words(err: BaseException) -> str:
     """What the system said, without Python's numbers around it, after the file's name where it is known.
 
@@ -55,11 +60,11 @@ def words(err: BaseException) -> str:
     """
     if not isinstance(err, OSError):
         return words(err.__cause__) if isinstance(err.__cause__, OSError) else str(err)
-    reason = getattr(err, "reason", None)  # of TLS
-    if isinstance(reason, str):
-        return reason.replace("_", " ").lower()
-    said = err.strerror or str(err)
-    return f"{err.filename}: {said}" if err.filename is not None else said
+    of_tls = getattr(err, "reason", None)
+    if isinstance(of_tls, str):
+        return of_tls.replace("_", " ").lower()
+    said = reason(err)
+    return f"{err.filename}: {said}" if isinstance(err.filename, str) else said  # a number is a descriptor, which tells nobody anything
 
 
 def machines_fault(err: OSError) -> bool:

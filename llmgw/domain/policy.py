@@ -6,6 +6,7 @@ In one process it is handed over by a call, in separate ones it is pushed; a req
 from __future__ import annotations
 
 import re
+import warnings
 from typing import Final
 
 import attrs
@@ -63,7 +64,7 @@ class RouteSettings:
         30.0, help="How long a stopping router lets answers finish.", scope=_C, applies=_L, unit="s", low=0, high=86400
     )
     health_interval_s: float = setting(
-        5.0, help="Between looks at an endpoint's metrics or health.", scope=_C, applies=_L, unit="s", low=0.1, high=3600
+        5.0, help="Between looks at an endpoint's health.", scope=_C, applies=_L, unit="s", low=0.1, high=3600
     )
     sse_comment_interval_s: float = setting(
         0.0, help="Comment lines while a stream waits for its first token; 0: none.", scope=_C, applies=_L, unit="s", low=0, high=3600
@@ -82,7 +83,9 @@ class RouteSettings:
 
 def _regex_fault(value: str) -> str | None:
     try:
-        re.compile(value)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Python may read differently one day is no fault, and would be shown with a line of code
+            re.compile(value)
     except (re.error, RecursionError, OverflowError) as err:
         return f"not a regular expression: {err}"
     return None
@@ -152,7 +155,8 @@ class GuardPolicy:
 class ApiKey:
     """A client's key: only its hash is kept. `models` names what it may use ("*": all); limits of 0 are "none set".
 
-    `expires_wall_s` is wall time; None: never.
+    `expires_wall_s` is wall time; None: never. `operator`: its answers tell which endpoint gave them and how long that took, and
+    it may ask one endpoint by its id.
     """
 
     name: str
@@ -162,6 +166,12 @@ class ApiKey:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     expires_wall_s: float | None = None
+    operator: bool = False
+
+    @property
+    def told(self) -> bool:
+        """Do the heads of its answers tell anything of it: limits per minute, or what an operator sees?"""
+        return bool(self.requests_per_minute or self.tokens_per_minute or self.operator)
 
     def may_use(self, model: str) -> bool:
         return "*" in self.models or model in self.models

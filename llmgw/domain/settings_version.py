@@ -84,7 +84,8 @@ class RolloutRow:
     `led` is who led when it began: it restarts last. `held` is sorted by version. `reason` is for people. `done`: who came back
     with the version since it began. `for_file`: the token is for a changed file, and for no version. `proven`: the newest
     version that a control plane has led with for long enough, 0 for none; `successor`: who leads now to prove `proving`, "" for
-    nobody. `released`: the epoch in which the leader last let go of the lease for it, `tries` how often it has.
+    nobody. `given`: the epoch in which the token was given. `released`: the one in which a leader last let go of the lease for it,
+    `tries`: how often one has.
     """
 
     phase: RolloutPhase = RolloutPhase.IDLE
@@ -99,6 +100,7 @@ class RolloutRow:
     proven: int = 0
     successor: str = ""
     proving: int = 0
+    given: int = 0
     released: int = 0
     tries: int = 0
 

@@ -20,6 +20,7 @@ from typing import Final
 import apsw
 
 from llmgw.domain.errors import Invalid, Unavailable
+from llmgw.domain.files import reason
 from llmgw.domain.ports import Machine
 from llmgw.lease.record import LeaseRecord, decode, encode
 from llmgw.lease.store import Lost, Unknown
@@ -122,7 +123,8 @@ class LeaseFile:
         except (apsw.FullError, apsw.ReadOnlyError, apsw.IOError, apsw.CantOpenError, apsw.PermissionsError, OSError) as err:
             self._refused = True
             self.close()  # a file that came back, or a disk with room again, is opened anew
-            raise Unknown(f"{self.path} cannot be used ({type(err).__name__}: {err})", local_disk=True) from err
+            why = reason(err) if isinstance(err, OSError) else f"{type(err).__name__}: {err}"
+            raise Unknown(f"{self.path} cannot be used ({why})", local_disk=True) from err
         except (apsw.CorruptError, apsw.NotADBError) as err:
             self.close()
             raise Unknown(f"{self.path} is damaged: end every control plane on it, move it away, start them again", fault=True) from err

@@ -10,7 +10,8 @@ Asked at each use, never kept:  `is_leader` `power(now_s)` `confirmed(now_s)` `l
                                 `epoch` `owner` `record` (who leads), `changed` (an event, replaced at each change)
 Told, plain calls at any time:  `beat()` by the work loop, at least once a ttl · `met(epoch, owner)` for every StaleEpoch, and
                                 every epoch that an agent or a router names · `peers(PeerView)` every second or two ·
-                                `look()` when somebody says that the record has changed
+                                `look()` when somebody says that the record has changed · `stand_back(for_s)` by one that another
+                                should lead in place of
 Asked for, plain calls:         `step_down()`, then `await wait_left()`, then cancel `run` · `hand_over(force=...)`
 Waited for:                     `prove(epoch)` a read sent from now on shows the lease as ours · `publish(Desk)`
 Called, never two at once:      `work.warm(term)` at each epoch won, powers begin when it returns · `work.end(term, fenced)`
@@ -222,6 +223,11 @@ class LeaseKeeper:
             )
         self._apply(rules.HandOver(anew=alone))
 
+    def stand_back(self, for_s: float) -> None:
+        """Leave a released lease to others for so many seconds, whoever has it meanwhile. An expired one is not left, and a released
+        one that nobody takes for UNTAKEN_S neither: no leader at all means that nothing heals."""
+        self._apply(rules.StandBack(for_s), quiet=True)
+
     async def wait_left(self) -> None:
         """Returns when, after `step_down`, the lease is released or given up. Under a few seconds, whatever the store does."""
         await self._left.wait()
@@ -418,7 +424,8 @@ class LeaseKeeper:
         try:
             await self._machine.run_sync(work)
         except (OSError, LlmgwError) as err:
-            log.warning("the epoch could not be written to the local disk", epoch=record.epoch, why=str(err))
+            why = words(err) if isinstance(err, OSError) else str(err)
+            log.warning("the epoch could not be written to the local disk", epoch=record.epoch, why=why)
             self._apply(rules.EpochNotStored())
         else:
             self._apply(rules.EpochStored())

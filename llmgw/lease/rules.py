@@ -126,8 +126,13 @@ def deaf(heard: int, peer_heard: int) -> bool:
 
 
 def released_is_free(now_s: float, yield_until_s: float) -> bool:
-    """Anybody takes a released record at once, but whoever handed over lets the others go first (control.md 2)."""
+    """Anybody takes a released record at once, but whoever handed over or stands back lets the others go first (control.md 2)."""
     return now_s >= yield_until_s
+
+
+def untaken(silence_s: float) -> bool:
+    """A released record that nobody took is taken by whoever lets others go first, too: with no leader at all, nothing heals."""
+    return silence_s >= UNTAKEN_S
 
 
 def last_run(me_boot_id: str, record_boot_id: str) -> bool:
@@ -154,6 +159,7 @@ class Rules:
     disk_gives_up: Callable[[int, bool], bool] = disk_gives_up
     deaf: Callable[[int, int], bool] = deaf
     released_is_free: Callable[[float, float], bool] = released_is_free
+    untaken: Callable[[float], bool] = untaken
     last_run: Callable[[str, str], bool] = last_run
 
 
@@ -293,7 +299,10 @@ class LeaseView:
     chance: Chance | None = None
     lock: str = ""  # the name under which this process has the holder's lock
     lock_asked: bool = False  # since the last renewal
-    yield_until_s: float = -FOREVER  # until then a released record is left to others
+    # Until then a released record is left to others: by one that handed over, until somebody has taken it, and by one that was told
+    # to stand back, also when a first one has taken it and released it again.
+    yield_until_s: float = -FOREVER
+    back_until_s: float = -FOREVER
     work: Work = Work.NONE
     work_epoch: int = 0  # the epoch under which it was last started
     stored: bool = True  # the epoch held is on the local disk
@@ -458,6 +467,13 @@ class HandOver:
 
 
 @attrs.frozen
+class StandBack:
+    """Leave a released lease to others for `for_s`; one that nobody takes for UNTAKEN_S, or that expires, is taken all the same."""
+
+    for_s: float
+
+
+@attrs.frozen
 class WorkEnded:
     """What was done under the lease has ended; `clean` False: it has not within its time, so nothing may be released."""
 
@@ -475,7 +491,7 @@ Event = (
     Answered | Done | Unknown | LockAnswered
     | EpochStored | EpochNotStored | LocalDiskFailed | LocalDiskFine
     | Warmed | WarmProgress | WarmFailed | WorkEnded
-    | Beat | MetEpoch | ReadNow | Publish | PeerView | StepDown | HandOver | Reborn
+    | Beat | MetEpoch | ReadNow | Publish | PeerView | StepDown | HandOver | StandBack | Reborn
 )  # fmt: skip
 
 
@@ -651,9 +667,9 @@ def _look_for_chance(view: LeaseView, record: LeaseRecord | None, now_s: float) 
             return _change(view, chance=Chance(None))
         return view
     rebooted = view.me.one_machine and view.rules.last_run(view.me.boot_id, record.boot_id)
-    # Handed over, and nobody was there to take it: no leader at all means that nothing heals.
-    untaken = record.released and not view.gave_up and now_s - view.silent_since_s >= UNTAKEN_S
-    if silent or rebooted or untaken or (record.released and view.rules.released_is_free(now_s, view.yield_until_s)):
+    left = record.released and not view.gave_up and view.rules.untaken(now_s - view.silent_since_s)
+    yield_until_s = max(view.yield_until_s, view.back_until_s)
+    if silent or rebooted or left or (record.released and view.rules.released_is_free(now_s, yield_until_s)):
         return _change(view, chance=Chance(record))
     if view.me.one_machine and not record.released:
         return _change(view, chance=Chance(record, by_lock=True))
@@ -900,6 +916,10 @@ def _hand_over(view: LeaseView, event: HandOver, now_s: float) -> LeaseView:
     return _step_aside(view, now_s) if view.phase in HOLDS else view
 
 
+def _stand_back(view: LeaseView, event: StandBack, now_s: float) -> LeaseView:
+    return _change(view, back_until_s=now_s + event.for_s)
+
+
 def _work_ended(view: LeaseView, event: WorkEnded, now_s: float) -> LeaseView:
     if view.work is not Work.ENDING:
         return view
@@ -936,6 +956,7 @@ _STEPS: Final[dict[type, Callable[..., LeaseView]]] = {
     PeerView: _peer_view,
     StepDown: _step_down,
     HandOver: _hand_over,
+    StandBack: _stand_back,
     WorkEnded: _work_ended,
     Reborn: _reborn,
 }

@@ -24,7 +24,8 @@ class Lost(Exception):
 class Unknown(Exception):
     """No answer, or one that says neither yes nor no: a read failed, a write may be in the store, now or later.
 
-    `local_disk`: this machine's own disk refused it. `fault`: the store answers, and what it holds is no lease record.
+    `local_disk`: this machine's own disk refused it. `fault`: waiting does not help; what the store holds is no lease record, or it
+    refuses to say, for want of a right, a bucket or the like.
     """
 
     def __init__(self, why: str, *, local_disk: bool = False, fault: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from llmgw.domain.errors import Unavailable
+from llmgw.protocol.codec import Shared
 from llmgw.protocol.messages import Message
 
 
@@ -20,7 +21,7 @@ class Channel(Protocol):
     @property
     def peer(self) -> str: ...
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message | Shared) -> None:
         """Raises ChannelClosed. The caller bounds the wait."""
         ...
 

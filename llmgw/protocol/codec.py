@@ -6,6 +6,7 @@ Unknown fields are skipped, so that neighbouring builds can speak. Raises `Inval
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import re
 import types
@@ -93,8 +94,21 @@ _TYPES: Final = frozenset(kind.__name__ for kind in typing.get_args(m.Message))
 _FIRST_TYPE: Final = re.compile(rb'\s*\{\s*"type"\s*:\s*"([A-Za-z]{1,40})"')
 
 
-def encode(message: m.Message) -> bytes:
+@attrs.frozen(eq=False)
+class Shared:
+    """A message for several peers: what it is in bytes is worked out once, when the first of them is sent it."""
+
+    message: m.Message
+
+    @functools.cached_property
+    def data(self) -> bytes:
+        return encode(self.message)
+
+
+def encode(message: m.Message | Shared) -> bytes:
     """One message as JSON. Its type comes first, so that it can be told of one that is too large to be read."""
+    if isinstance(message, Shared):
+        return message.data
     raw = _CONVERTER.unstructure(message, m.Message)
     return _ENCODER.encode({"type": raw.pop("type"), **raw})
 

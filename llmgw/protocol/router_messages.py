@@ -2,7 +2,10 @@
 
 The router dials out and opens with `RouterHello`; the control plane answers `RouterWelcome` and then pushes three values,
 each whole and each again when it changes: endpoints, catalog, policy. Every one of them names the fencing token it is sent
-under; a router refuses what an agent would refuse, and says so with `RouterRefused`. Back go `RouterReport` and `WakeModel`.
+under; a router refuses what an agent would refuse, and says so with `RouterRefused`. Back go `RouterReport` and `WakeModel`, and to
+the leader `UsageReport`, which it answers with `UsageTaken` once the batch is stored.
+A changed list of endpoints goes as `PushDelta` to a router that can check one, over the list that it was sent before in this
+session; where the two do not fit, or one is missing, it says `AskEndpoints` and is sent the whole list.
 Ages are seconds on the sender's clock, never times. Readers skip fields they do not know. `Goodbye` is that of `messages`.
 """
 
@@ -17,8 +20,11 @@ from llmgw.domain.ids import ClusterId, EndpointId, OwnerId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import Catalog
 from llmgw.domain.policy import Policy
+from llmgw.domain.usage import UsageBatch
+from llmgw.protocol.list_delta import ListDelta
 
-ROUTER_PROTOCOL: Final = 1  # raised when a neighbour of the release before could no longer understand us
+ROUTER_PROTOCOL: Final = 2  # raised when a neighbour of the release before could no longer understand us
+USAGE_PROTOCOL: Final = 2  # whoever speaks this one takes usage
 STANDING_S: Final = 1.0  # each side says at least this often that it is there (control.md 7: at least every second)
 # A router that has said nothing for so long holds up no stop (control.md 7). Routers that lost a control plane dial again
 # sooner than this, so that one which has just started knows all of them before it stops anything.
@@ -43,7 +49,8 @@ class Acknowledged:
 class RouterHello:
     """First message of a session. `router` is kept in its data directory, `instance` is drawn at each process start.
 
-    `highest` is the highest token met, None before first contact; its cluster is the router's.
+    `highest` is the highest token met, None before first contact; its cluster is the router's. `digest_form` is that of the digests
+    it checks deltas by (`domain.endpoint.DIGEST_FORM`), 0 of a router that takes whole lists only.
     """
 
     router: str
@@ -53,6 +60,7 @@ class RouterHello:
     acknowledged: Acknowledged | None = None
     workers: int = 1
     protocol: int = ROUTER_PROTOCOL
+    digest_form: int = 0
 
 
 @attrs.frozen
@@ -68,7 +76,8 @@ class RouterReport:
     """Sent at least every second, and at once when `acknowledged` or the requests at a withdrawn endpoint change.
 
     `use` holds what changed since the last report of this session, and always what has requests in flight; `full`: everything,
-    forget what was said before. `gone` are endpoints of which there is nothing more to say.
+    forget what was said before. `gone` are endpoints of which there is nothing more to say. `endpoints` counts those of the list that
+    it acts on, for people; None: a build that does not tell.
     """
 
     highest: FencingToken | None
@@ -76,6 +85,7 @@ class RouterReport:
     use: tuple[UseOf, ...] = ()
     gone: tuple[EndpointId, ...] = ()
     full: bool = False
+    endpoints: int | None = None
 
 
 @attrs.frozen
@@ -86,6 +96,16 @@ class WakeModel:
 
 
 @attrs.frozen
+class AskEndpoints:
+    """The router cannot be sure of the list that it was sent in this session (`why`, for logs), and asks for it whole.
+
+    Said only to a control plane that sends deltas, or that tells the number of its last push.
+    """
+
+    why: str
+
+
+@attrs.frozen
 class RouterRefused:
     """Something pushed was not taken, because of a token. `epoch` and `owner` are the highest met (0 and "" before any)."""
 
@@ -93,6 +113,13 @@ class RouterRefused:
     text: str
     epoch: int = 0
     owner: OwnerId = OwnerId("")
+
+
+@attrs.frozen
+class UsageReport:
+    """What clients have used, to the leader alone and only where its welcome names protocol 2 or higher. Told again until it is taken."""
+
+    batch: UsageBatch
 
 
 # --- control plane -> router
@@ -115,12 +142,14 @@ class RouterWelcome:
 class Standing:
     """Sent at least every second: the sender is there. `token` is a leader's, None from a standby.
 
-    `generation` is that of the last list sent in this session; new numbers beside an unchanged list touch nothing.
+    `generation` is that of the last list sent in this session; new numbers beside an unchanged list touch nothing. `push` is that
+    list's too, so that a router notices one that never arrived; 0: not said.
     """
 
     token: FencingToken | None
     generation: int = 0
     ttl_s: float = TTL_S_DEFAULT
+    push: int = 0
 
 
 @attrs.frozen
@@ -134,6 +163,17 @@ class PushEndpoints:
 
     stamp: ListStamp
     endpoints: EndpointList
+    settled: bool = True
+    gone: tuple[EndpointId, ...] = ()
+    push: int = 0
+
+
+@attrs.frozen
+class PushDelta:
+    """As `PushEndpoints`, by what makes its list of the one that was sent before in this session, whoever led then."""
+
+    stamp: ListStamp
+    delta: ListDelta
     settled: bool = True
     gone: tuple[EndpointId, ...] = ()
     push: int = 0
@@ -155,5 +195,13 @@ class PushPolicy:
     policy: Policy
 
 
-FromRouter = RouterHello | RouterReport | WakeModel | RouterRefused
-ToRouter = RouterWelcome | Standing | PushEndpoints | PushCatalog | PushPolicy
+@attrs.frozen
+class UsageTaken:
+    """This batch is stored where it will not be lost, now or since before."""
+
+    boot: str
+    number: int
+
+
+FromRouter = RouterHello | RouterReport | WakeModel | AskEndpoints | RouterRefused | UsageReport
+ToRouter = RouterWelcome | Standing | PushEndpoints | PushDelta | PushCatalog | PushPolicy | UsageTaken

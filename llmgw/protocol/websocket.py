@@ -13,7 +13,7 @@ import trio_websocket
 
 from llmgw.domain.errors import Denied, Invalid, Unavailable
 from llmgw.protocol.channel import Channel, ChannelClosed
-from llmgw.protocol.codec import MESSAGE_BYTES_MAX, decode, encode
+from llmgw.protocol.codec import MESSAGE_BYTES_MAX, Shared, decode, encode
 from llmgw.protocol.messages import Message
 
 SESSION_PATH: Final = "/api/v1/agents/session"
@@ -38,7 +38,7 @@ class WebSocketChannel:
     def peer(self) -> str:
         return self._peer
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message | Shared) -> None:
         try:
             await self._connection.send_message(encode(message))
         except trio_websocket.ConnectionClosed as err:

@@ -6,11 +6,14 @@ reach it; `key` is the key's name.
 
 from __future__ import annotations
 
+import functools
 import re
+import string
 from datetime import UTC, datetime
 from typing import Final
 
 _PLAIN: Final = re.compile(r"[!#-<>-\[\]-~]+\Z")  # printable ASCII without a blank, a quote, an equals sign or a backslash
+_PLAIN_ID: Final = string.ascii_letters.encode() + string.digits.encode() + b"._:/+@-"  # all but `=` of what an id may be made of
 VALUE_MAX: Final = 256  # characters of a client's text in one line
 
 
@@ -26,6 +29,23 @@ def value(text: str) -> str:
     return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\x{ord(c):02x}" for c in quoted) + '"'
 
 
+KEPT_MAX: Final = 1024  # chosen: kinds of requests of a large cluster; at most 2 MB, and mostly 300 KB
+_kept: dict[tuple[str, str, str, str, str, bool], bytes] = {}  # what was written before: few kinds of requests make most lines
+_last_second: tuple[int, bytes] = (-1, b"")  # the last one, as it is written
+
+
+def _second(wall_s: int) -> bytes:
+    global _last_second
+    if wall_s != _last_second[0]:
+        _last_second = (wall_s, datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode())
+    return _last_second[1]
+
+
+@functools.lru_cache(maxsize=KEPT_MAX)  # few reasons make most lines
+def _reason(text: str) -> bytes:
+    return value(text).encode("utf-8", "replace")
+
+
 def line(
     wall_s: float,
     status: int,
@@ -38,15 +58,25 @@ def line(
     sent_bytes: int,
     ttft_s: float | None,
     total_s: float,
-    request_id: str,
+    request_id: bytes,
     reason: str,
 ) -> bytes:
     """The line with its line feed. Times are seconds; `ttft_s` None: no content was sent."""
-    at = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    first = "-" if ttft_s is None else f"{ttft_s:.4f}"
-    text = (
-        f"time={at} status={status} method={value(method)} path={value(path)} model={value(model)} endpoint={value(endpoint)} "
-        f"key={value(key)} stream={'true' if stream else 'false'} bytes={sent_bytes} ttft_s={first} total_s={total_s:.4f} "
-        f"request_id={value(request_id)} reason={value(reason)}\n"
-    )
-    return text.encode("utf-8", "replace")
+    kind = (method, path, model, endpoint, key, stream)
+    shown = _kept.get(kind)
+    if shown is None:
+        shown = (
+            f"method={value(method)} path={value(path)} model={value(model)} endpoint={value(endpoint)} key={value(key)} "
+            f"stream={'true' if stream else 'false'}"
+        ).encode("utf-8", "replace")
+        if len(path) <= VALUE_MAX:
+            if len(_kept) >= KEPT_MAX:
+                _kept.clear()
+            _kept[kind] = shown
+    wall_ms = int(wall_s * 1000)
+    first = b"-" if ttft_s is None else b"%.4f" % ttft_s
+    if request_id.translate(None, _PLAIN_ID):
+        request_id = value(request_id.decode("latin-1")).encode("utf-8", "replace")
+    return b"time=%b.%03dZ status=%d %b bytes=%d ttft_s=%b total_s=%.4f request_id=%b reason=%b\n" % (
+        _second(wall_ms // 1000), wall_ms % 1000, status, shown, sent_bytes, first, total_s, request_id, _reason(reason),
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """Finds what the router must know in a JSON body (`model`, `stream`, `messages`) and where it stands. Never re-serialises.
 
-Bodies are relayed as they came; the one thing that is ever changed is the value of `model`, spliced in place.
+Bodies are relayed as they came; what is ever changed (the value of `model`, `stream_options`) is spliced in place.
 """
 
 from __future__ import annotations
@@ -8,49 +8,83 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from typing import Any, Final
+from typing import Final
 
-import attrs
 import msgspec
 
 from llmgw.domain.errors import Invalid, TooLarge
+from llmgw.router.members import ASKED, OUTPUT_TOKENS, AskedMembers
 
 BOM: Final = b"\xef\xbb\xbf"
 _STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _TOKEN: Final = re.compile(_STRING + rb"|[{}\[\]:,]", re.DOTALL)
-_MODEL_PAIR: Final = re.compile(rb'"model"[ \t\r\n]*:[ \t\r\n]*(' + _STRING + rb")", re.DOTALL)
+# Not after a backslash: there the quote is one of a longer name's, as in "a\"model".
+_MODEL_PAIR: Final = re.compile(rb'(?<!\\)"model"[ \t\r\n]*:[ \t\r\n]*(' + _STRING + rb")", re.DOTALL)
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-_NAMED: Final = (b"model", b"stream", b"stream_options", b"messages")
+OUTPUT_TOKENS_MAX: Final = 10**10  # no engine gets there, and a count stays within 64 bits
+_NUMBERS: Final = (int, float)
+LARGE: Final = 2048  # bytes of a body from which on it is cut at its quotes: a fifth of the time for a long text
+TEXT_BYTES_MIN: Final = 32  # bytes to a quote; with more quotes the pieces are many, and looks for names cost less
+_ONCE: Final = (b"stream", b"messages")
+_NAMED: Final = (b"model", b"stream_options", *_ONCE)
 
 
-class _Asked(msgspec.Struct):
-    """The members that matter; everything else is checked for syntax and skipped."""
-
-    model: Any = msgspec.UNSET
-    stream: Any = None
-    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+_Spans = dict[bytes, tuple[int, int]]
+Edit = tuple[int, int, bytes]  # the bytes from one position to another give way to these
 
 
-_DECODER: Final = msgspec.json.Decoder(_Asked)
-
-
-@attrs.frozen
 class Asked:
-    """What a request asks for. `body` is without a byte-order mark; `model_span` is where the value of `model` stands in it."""
+    """What a request asks for. `body` is without a byte-order mark; spans are where the values of members stand in it.
 
-    body: bytes
-    model: str
-    stream: bool
-    model_span: tuple[int, int]
+    `options_span` is that of `stream_options`, None where there is none, and for a request that asks for no stream. `output_tokens`
+    is how many the answer may have at most, 0 where it does not say.
+    Whoever needs the body no more sets it to b"": a stream may run for an hour.
+    """
 
-    def with_model(self, name: str) -> bytes:
-        """The body with another model's name in the place of the client's."""
-        return splice(self.body, self.model_span, name)
+    __slots__ = ("_spans", "body", "model", "output_tokens", "stream")
+
+    def __init__(self, body: bytes, model: str, stream: bool, output_tokens: int, spans: _Spans | None) -> None:
+        """`spans` None: `"model"` stands once in the body, and `"stream_options"` not at all."""
+        self.body = body
+        self.model = model
+        self.stream = stream
+        self.output_tokens = output_tokens
+        self._spans = spans
+
+    @property
+    def model_span(self) -> tuple[int, int]:
+        """Looked for when it is asked for: most engines call a model as clients do."""
+        if self._spans is not None:
+            return self._spans[b"model"]
+        pair = _MODEL_PAIR.search(self.body)
+        assert pair is not None  # the decoder saw a model
+        return pair.span(1)
+
+    @property
+    def options_span(self) -> tuple[int, int] | None:
+        return self._spans.get(b"stream_options") if self._spans is not None and self.stream else None
+
+    def as_sent(self, name: str, *edits: Edit) -> bytes:
+        """The body for an engine that calls the model `name`, with these edits; as it came where nothing is to change."""
+        if name != self.model:
+            edits = (*edits, (*self.model_span, json.dumps(name).encode()))
+        return edited(self.body, *edits) if edits else self.body
+
+
+def edited(body: bytes, *edits: Edit) -> bytes:
+    """`body` after these edits, which do not overlap; every other byte is as it was."""
+    parts: list[bytes] = []
+    at = 0
+    for start, end, text in sorted(edits):
+        parts += (body[at:start], text)
+        at = end
+    parts.append(body[at:])
+    return b"".join(parts)
 
 
 def splice(body: bytes, span: tuple[int, int], name: str) -> bytes:
     """`body` with the JSON text of `name` in the place of `span`; every other byte is as it was."""
-    return b"".join((body[: span[0]], json.dumps(name).encode(), body[span[1] :]))
+    return edited(body, (*span, json.dumps(name).encode()))
 
 
 def read_body(body: bytes, *, needs_messages: bool) -> Asked:
@@ -63,7 +97,7 @@ def read_body(body: bytes, *, needs_messages: bool) -> Asked:
         except UnicodeDecodeError:
             raise Invalid("the request body is not UTF-8", code="invalid_utf8") from None
     found = _decode(body)
-    span = _where(body)
+    spans = _where(body)
     if found.model is msgspec.UNSET or found.model is None:
         raise Invalid("the request names no model", param="model", code="missing_model")
     if not isinstance(found.model, str) or not found.model:
@@ -73,20 +107,31 @@ def read_body(body: bytes, *, needs_messages: bool) -> Asked:
     if needs_messages:
         if found.messages is msgspec.UNSET:
             raise Invalid("messages is missing", param="messages", code="missing_messages")
-        if bytes(found.messages).lstrip()[:1] != b"[":
+        if bytes(memoryview(found.messages)[:1]) != b"[":  # no copy of it all
             raise Invalid("messages must be a list", param="messages", code="invalid_type")
-    assert span is not None  # the decoder saw a model, so the scan has found it
-    return Asked(body, found.model, bool(found.stream), span)
+    return Asked(body, found.model, bool(found.stream), _output_tokens(found), spans)
 
 
-def _decode(body: bytes) -> _Asked:
+def _output_tokens(found: AskedMembers) -> int:
+    """The most that is asked for by any name. What is no number, or none that an engine could mean, asks for none."""
+    most = 0
+    for asked in (found.max_tokens, found.max_completion_tokens, found.max_output_tokens, found.n_predict):
+        if isinstance(asked, _NUMBERS) and not isinstance(asked, bool) and most < asked <= OUTPUT_TOKENS_MAX:
+            most = int(asked)
+    return most
+
+
+def _decode(body: bytes) -> AskedMembers:
     try:
-        return _DECODER.decode(body)
+        return ASKED.decode(body)
     except msgspec.ValidationError as err:
-        if "$.model" in str(err):
+        fault = str(err)
+        if "$.model" in fault:
             raise Invalid("model must be a string", param="model", code="invalid_model") from None
-        if "$.stream" in str(err):
+        if "$.stream" in fault:
             raise Invalid("stream must be true or false", param="stream", code="invalid_type") from None
+        if "$." in fault:  # a number of tokens beyond what a float holds; engines decide
+            return _decode_plainly(body)
         raise Invalid("the request body must be a JSON object: object expected", code="invalid_json") from None
     except msgspec.DecodeError as err:
         if _SURROGATE.search(body) is not None:  # half a surrogate pair is JSON's grammar, though no text; engines decide
@@ -102,10 +147,11 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _decode_plainly(body: bytes) -> _Asked:
+def _decode_plainly(body: bytes) -> AskedMembers:
     """Python's own reader takes half a surrogate pair, where the fast one does not."""
     try:
-        value = json.loads(body, parse_constant=_refuse_constant, parse_int=float)
+        # As text: given bytes, it guesses their encoding, and would take what is UTF-16 to all other readers here and there.
+        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, parse_int=float)
     except (ValueError, RecursionError):
         raise Invalid("the request body is not JSON", code="invalid_json") from None
     if not isinstance(value, dict):
@@ -114,25 +160,49 @@ def _decode_plainly(body: bytes) -> _Asked:
     raw: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     if messages is not msgspec.UNSET:
         raw = msgspec.Raw(b"[]" if isinstance(messages, list) else b"null")
-    return _Asked(value.get("model", msgspec.UNSET), value.get("stream"), raw)
+    tokens = {name: value.get(name) for name in OUTPUT_TOKENS}
+    return AskedMembers(model=value.get("model", msgspec.UNSET), stream=value.get("stream"), messages=raw, **tokens)
 
 
-def _where(body: bytes) -> tuple[int, int] | None:
-    """Where the value of the top level's `model` stands. Raises Invalid when a name that matters is there twice.
+def _where(body: bytes) -> _Spans | None:
+    """Where the values of the top level's `model` and `stream_options` stand. Raises Invalid when a name that matters is there twice.
 
-    The scan is skipped where it can find nothing new: `"model"` and the others stand at most once in the whole body, and no
-    key can be written in another way.
+    The scan is skipped, and None returned, where it can find nothing new.
     """
-    if not may_escape_names(body) and body.count(b'"model"') == 1 and all(body.count(b'"%b"' % name) <= 1 for name in _NAMED[1:]):
-        pair = _MODEL_PAIR.search(body)
-        return None if pair is None else pair.span(1)
-    spans: dict[bytes, tuple[int, int]] = {}
+    if _stands_once(body):
+        return None
+    spans: _Spans = {}
     for name, start, end in top_level(body):
         if name in _NAMED:
             if name in spans:
                 raise duplicate(name.decode())
             spans[name] = (start, end)
-    return spans.get(b"model")
+    return spans
+
+
+def _stands_once(body: bytes) -> bool:
+    """Does `"model"` stand once in the whole body, the others at most once and `"stream_options"` not at all, and can no key be
+    written in another way? This is asked of every request, so it is written out.
+    """
+    if len(body) >= LARGE:
+        # Each look for a name costs ten times a look for a byte; so it is cut at its quotes once, where these are few.
+        most = len(body) // TEXT_BYTES_MIN
+        between = body.split(b'"', most)
+        if len(between) <= most:
+            return (
+                (b"\\" not in body or b"\\u00" not in body)
+                and between.count(b"model") == 1
+                and between.count(b"messages") <= 1
+                and between.count(b"stream") <= 1
+                and b"stream_options" not in between
+            )
+    return (
+        b"\\u00" not in body
+        and body.count(b'"model"') == 1
+        and body.count(b'"messages"') <= 1
+        and body.count(b'"stream"') <= 1
+        and b'"stream_options"' not in body
+    )
 
 
 def may_escape_names(body: bytes) -> bool:
@@ -199,16 +269,16 @@ def model_span(text: bytes) -> tuple[int, int] | None:
         before = text[: pair.start()]
         if before.count(b"{") == 1 and b"[" not in before:  # nothing was opened before it but the object itself
             return pair.span(1)
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError):
-        return None
     if text.lstrip()[:1] != b"{":
         return None
-    for name, start, end in top_level(text):
-        if name == b"model" and text[start : start + 1] == b'"':
-            return start, end
-    return None
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+        spans = [(start, end) for name, start, end in top_level(text) if name == b"model"]
+    except (msgspec.DecodeError, RecursionError, ValueError):  # ValueError: a name that is no UTF-8, which engines may write
+        return None
+    if not spans or text[spans[-1][0] : spans[-1][0] + 1] != b'"':  # of a name that is there twice, readers take the last
+        return None
+    return spans[-1]
 
 
 def renamed(text: bytes, name: str) -> bytes:

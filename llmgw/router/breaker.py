@@ -11,6 +11,8 @@ import enum
 
 import attrs
 
+from llmgw.domain.words import counted
+
 
 class Health(enum.Enum):
     """How an endpoint stands."""
@@ -32,12 +34,21 @@ class Outcome(enum.Enum):
 
 @attrs.frozen
 class Breaker:
-    """`open_until_s` None: closed. `trial`: one request is trying now. `slow`: only time-outs opened it."""
+    """`open_until_s` None: closed. `trial`: one request is trying now. `slow`: only time-outs opened it. `refused`: nothing listened."""
 
     failures: int = 0
     open_until_s: float | None = None
     trial: bool = False
     slow: bool = False
+    refused: bool = False
+
+    def why_out(self) -> str:
+        """For whoever reads the log, of one that is open."""
+        if self.refused:
+            return "it refuses connections"
+        if self.slow:
+            return f"no first byte in time, {counted(self.failures, 'request')} in a row; a model's only endpoint stays in use"
+        return f"{counted(self.failures, 'request')} in a row failed: its connections break, or it answers with 5xx"
 
     def health(self, now_s: float) -> Health:
         if self.open_until_s is None:
@@ -62,7 +73,7 @@ class Breaker:
             return attrs.evolve(self, trial=False) if self.trial else self
         failures = self.failures + 1
         if outcome is Outcome.REFUSED:
-            return Breaker(failures, now_s + cooldown_s)
+            return Breaker(failures, now_s + cooldown_s, refused=True)
         if failures >= failures_max or self.open_until_s is not None:
             slow = outcome is Outcome.SILENT and (self.open_until_s is None or self.slow)
             return Breaker(failures, now_s + cooldown_s, slow=slow)

@@ -1,7 +1,9 @@
 """Which endpoint gets a request. Values in, one choice or the reason for none out; the reason is what the log prints.
 
 Candidates are those not tried yet, not broken, not resting and not saturated. The lowest priority with room wins; inside it
-two are drawn by weight and the less loaded of them is taken.
+two are drawn by weight and the less loaded of them is taken. Load is what we have given an endpoint, which is always known and
+always new, and on top what its engine says of others' requests, while that is known. Saturation is by our own count alone: what
+an engine says, or does not say, never takes it out.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import attrs
 
 from llmgw.domain.ids import EndpointId
 from llmgw.router.breaker import Breaker
+from llmgw.router.engine_load import EngineLoad
 from llmgw.router.table import Candidate
 
 # Up to here every candidate is looked at; above, some are drawn (router-measurements.md (e): a full scan costs 18 us at 1000).
@@ -27,6 +30,16 @@ class EndpointView(Protocol):
 
     @property
     def in_flight(self) -> int: ...
+    @property
+    def promised(self) -> int:
+        """Places that are kept for somebody who waited and is about to take them."""
+        ...
+
+    @property
+    def engine_load(self) -> EngineLoad | None:
+        """What its engine last told of its load; None where that is not known."""
+        ...
+
     @property
     def breaker(self) -> Breaker: ...
     @property
@@ -42,10 +55,17 @@ class Why(enum.Enum):
     TRIED = "tried"
 
 
-@attrs.frozen
 class Choice:
-    candidate: Candidate
-    reason: str
+    """A plain class, because each request makes one: an attrs class is never compiled, and costs 0.5 us."""
+
+    __slots__ = ("candidate", "reason")
+
+    def __init__(self, candidate: Candidate, reason: str) -> None:
+        self.candidate = candidate
+        self.reason = reason
+
+
+REST_WAIT_S: Final = 5.0  # chosen: a rest is a second where the engine names none; for longer ones the client is told the truth at once
 
 
 @attrs.frozen
@@ -56,8 +76,14 @@ class Shortage:
     retry_after_s: float
     reason: str
 
+    @property
+    def passes(self) -> bool:
+        """Does it end by itself soon enough to be waited for? Who is at its limit answers somebody soon; a rest may be a long one."""
+        return self.why is Why.SATURATED or (self.why is Why.RESTING and self.retry_after_s <= REST_WAIT_S)
+
 
 SATURATED_RETRY_S: Final = 1.0  # chosen: a place is free when any answer ends
+OTHERS_WAIT: Final = Shortage(Why.SATURATED, SATURATED_RETRY_S, Why.SATURATED.value)  # what is free is theirs
 
 
 def choose(
@@ -71,7 +97,7 @@ def choose(
     tried: Container[EndpointId] = (),
 ) -> Choice | Shortage:
     """`view` gives an endpoint's state; `max_inflight` is the limit for endpoints that set none (0: no limit)."""
-    only = sum(len(tier) for tier in tiers) == 1
+    only = len(tiers) == 1 and len(tiers[0]) == 1
     for index, tier in enumerate(tiers):
         picked = _pick(tier, view, now_s, rng, policy, max_inflight, tried, only)
         if picked is not None:
@@ -102,10 +128,12 @@ def _why(
     state = view(endpoint.id)
     if not state.breaker.admits(now_s) and not (slow_too and state.breaker.slow):
         return Why.BROKEN
+    if state.promised and state.breaker.open_until_s is not None:
+        return Why.BROKEN  # its one trial is promised already
     if state.resting_until_s > now_s and not resting_too:
         return Why.RESTING
     limit = endpoint.max_inflight or max_inflight
-    if limit and state.in_flight >= limit:
+    if limit and state.in_flight + state.promised >= limit:
         return Why.SATURATED
     return None
 
@@ -145,7 +173,7 @@ def _pick(
         return first, "weighted_random"
     rest = [c for c in usable if c is not first]
     second = rest[0] if len(rest) == 1 else _draw(rest, rng)
-    return (first if _load(first, view) <= _load(second, view) else second), "least_load"
+    return (first if _load(first, view, now_s) <= _load(second, view, now_s) else second), "least_load"
 
 
 def _draw(candidates: list[Candidate], rng: random.Random) -> Candidate:
@@ -160,8 +188,13 @@ def _draw(candidates: list[Candidate], rng: random.Random) -> Candidate:
     return candidates[-1]
 
 
-def _load(candidate: Candidate, view: Callable[[EndpointId], EndpointView]) -> float:
-    return view(candidate.endpoint.id).in_flight / (candidate.endpoint.weight or 1.0)
+def _load(candidate: Candidate, view: Callable[[EndpointId], EndpointView], now_s: float) -> float:
+    state = view(candidate.endpoint.id)
+    load = state.in_flight
+    told = state.engine_load
+    if told is not None and now_s < told.until_s:
+        load += told.others
+    return load / (candidate.endpoint.weight or 1.0)
 
 
 def _shortage(

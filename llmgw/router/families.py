@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from typing import Any, Final
 
 import attrs
 
 from llmgw.domain.errors import LlmgwError, Overloaded, Unavailable, UpstreamFailed
 
+# Control characters and halves of surrogate pairs. Escapes for `re`, because half a pair in a literal is none that C can hold.
+_UNSHOWN: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 TEXT_MAX: Final = 1024  # characters of an engine's text in an error of ours (router.md 3)
 
 
@@ -149,17 +152,32 @@ def error_event(problem: Problem, family: Family) -> bytes:
 
 def cut(text: str, limit: int = TEXT_MAX) -> str:
     """Somebody else's text for a message of ours: bounded, without control characters."""
-    shown = "".join(c if c >= " " and c != "\x7f" and not "\ud800" <= c <= "\udfff" else "\ufffd" for c in text[:limit])
-    return shown + ("…" if len(text) > limit else "")
+    return _UNSHOWN.sub("\ufffd", text[:limit]) + ("…" if len(text) > limit else "")
+
+
+# What engines call an error that they tell without an HTTP status: OpenAI's types and codes, Anthropic's, and vLLM's exceptions.
+_STATUS_OF: Final = {
+    "invalid_request_error": 400, "BadRequestError": 400, "context_length_exceeded": 400, "exceed_context_size_error": 400,
+    "authentication_error": 401, "AuthenticationError": 401, "invalid_api_key": 401, "permission_error": 403,
+    "not_found_error": 404, "NotFoundError": 404, "model_not_found": 404, "request_too_large": 413,
+    "rate_limit_error": 429, "rate_limit_exceeded": 429, "RateLimitError": 429, "overloaded_error": 503,
+}  # fmt: skip
 
 
 def engine_problem(error: Any) -> Problem:
-    """What an engine's error value (the first event of a stream, say) means as an HTTP answer: its own code where it is one."""
+    """What an engine's error value (the first event of a stream, say) means as an HTTP answer: its own code where it is one.
+
+    A client's own fault must not read as the engine's: that would be tried elsewhere, and count against the endpoint.
+    """
     message, code, status = "the engine reported an error", "upstream_error", 502
     if isinstance(error, dict):
         told = error.get("message")
         if isinstance(told, str) and told:
             message = cut(told)
+        named = next(
+            (_STATUS_OF[name] for name in (error.get("type"), error.get("code")) if isinstance(name, str) and name in _STATUS_OF), None
+        )
+        status = named or status
         told_code = error.get("code", error.get("status"))
         if isinstance(told_code, int) and not isinstance(told_code, bool) and 400 <= told_code <= 599:
             status = told_code

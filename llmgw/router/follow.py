@@ -7,7 +7,6 @@ a full disk, junk in a file or on the wire end in a log line and another try. Ne
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -19,15 +18,16 @@ import structlog
 import trio
 
 from llmgw import __version__
-from llmgw.domain.endpoint import Endpoint, EndpointList, EndpointUse, ListStamp
-from llmgw.domain.errors import Denied, Invalid, LlmgwError, Unavailable
+from llmgw.domain.endpoint import DIGEST_FORM, Endpoint, EndpointList, EndpointUse, ListStamp
+from llmgw.domain.errors import Conflict, Denied, Invalid, LlmgwError, Unavailable
 from llmgw.domain.ids import EndpointId
 from llmgw.domain.lease import Fence, FencingToken, fence
 from llmgw.domain.model import Catalog
 from llmgw.domain.policy import Policy
 from llmgw.domain.ports import CatalogSink, EndpointSink, Machine, PolicySink, UsageSource
+from llmgw.domain.usage import UsageBatch
+from llmgw.protocol import list_delta
 from llmgw.protocol.channel import Channel, ChannelClosed
-from llmgw.protocol.codec import structure, unstructure
 from llmgw.protocol.losses import Loss
 from llmgw.protocol.messages import Goodbye, Message
 from llmgw.protocol.router_messages import (
@@ -36,9 +36,12 @@ from llmgw.protocol.router_messages import (
     ROUTER_SILENT_S,
     STANDING_S,
     TTL_S_DEFAULT,
+    USAGE_PROTOCOL,
     Acknowledged,
+    AskEndpoints,
     FromRouter,
     PushCatalog,
+    PushDelta,
     PushEndpoints,
     PushPolicy,
     RouterHello,
@@ -46,11 +49,14 @@ from llmgw.protocol.router_messages import (
     RouterReport,
     RouterWelcome,
     Standing,
+    UsageReport,
+    UsageTaken,
     UseOf,
     WakeModel,
 )
 from llmgw.protocol.side_by_side import until_one_ends
 from llmgw.router.gate import not_in_force
+from llmgw.router.kept import KeptState, Pushed, kept_id
 from llmgw.router.lists import Observation, may_take, observed_list, unsettled_list
 from llmgw.router.metrics import Following
 from llmgw.settings.address import engine_url_fault
@@ -69,19 +75,14 @@ GOODBYE_LIMIT_S: Final = 1.0
 WAKE_AGAIN_S: Final = 1.0  # between two wishes for one model: the first has been heard, and clients ask by the thousand
 WAKES_MAX: Final = 1000  # models remembered for that; beyond it all are forgotten
 WITHDRAWN_LOOK_S: Final = 0.1  # between looks at requests that still run at withdrawn endpoints: a stop waits for their end
-DISK_AGAIN_S: Final = 5.0  # between tries to write to a disk that refused
+ASK_AGAIN_S: Final = 5.0  # a list that was asked for and has not come: it may be large, or cannot be read
 FAULTS_MAX: Final = 10  # malformed messages in one session before it is ended
 LOGGED_CHARACTERS_MAX: Final = 300  # of somebody else's text
 LOGGED_RULES_MAX: Final = 20  # names of guard rules in one line
 QUEUE_MAX: Final = 100  # refusals and wishes to wake that wait for one control plane; the oldest go first
 WITHDRAWN_MAX: Final = 1000  # endpoints remembered as withdrawn by a leader: hours of a busy cluster's changes
 TTL_S_LOW, TTL_S_HIGH = 2.0, 300.0  # the range of `lease.ttl_s`
-STATE_FILE: Final = "pushed.json"
-STATE_FORMAT: Final = 1
-ID_FILE: Final = "router-id"
-ID_BYTES: Final = 4
 INSTANCE_BYTES: Final = 8
-ID_LENGTH_MAX: Final = 100
 
 Dial = Callable[[str], AbstractAsyncContextManager[Channel]]
 Rule = Callable[[FencingToken | None, FencingToken], Fence]
@@ -90,30 +91,22 @@ Rule = Callable[[FencingToken | None, FencingToken], Fence]
 class Followed(EndpointSink, CatalogSink, PolicySink, UsageSource, Protocol):
     """The router that is fed."""
 
-
-@attrs.frozen
-class Pushed:
-    """What leaders have pushed so far, and what is kept on disk. None: never yet.
-
-    `highest` is the highest token met; `stamp` that of `endpoints`, which may be of an epoch before, and `push` its sender's
-    count. `withdrawn` are endpoints that a leader took off its lists, the newest last.
-    """
-
-    highest: FencingToken | None = None
-    stamp: ListStamp | None = None
-    push: int = 0
-    endpoints: EndpointList = EndpointList()
-    withdrawn: tuple[EndpointId, ...] = ()
-    catalog: Catalog | None = None
-    policy: Policy | None = None
+    def settled(self) -> bool:
+        """Does every worker of it act on the list that it was last given?"""
+        ...
 
 
 @attrs.define(eq=False)
 class _Session:
-    """One open session: what is still to be sent, what was told, and what a standby has shown in it."""
+    """One open session: what is still to be sent, what was told, and what a standby has shown in it.
+
+    `said` is the list that its control plane said last, whether or not it was obeyed, and `push` its number: the next delta is over
+    it.
+    """
 
     url: str
     peer: str
+    protocol: int
     heard_s: float
     queue: deque[FromRouter] = attrs.Factory(lambda: deque(maxlen=QUEUE_MAX))
     full: bool = True
@@ -122,6 +115,9 @@ class _Session:
     withdrawn_use: Mapping[EndpointId, int] = attrs.field(factory=dict)
     refused: set[FencingToken] = attrs.field(factory=set)
     seen: tuple[ListStamp, Observation] | None = None
+    said: EndpointList = EndpointList()
+    push: int = 0
+    asked_s: float | None = None  # when its whole list was asked for; None: it is not waited for
 
 
 class Follower:
@@ -147,8 +143,7 @@ class Follower:
         self._machine = machine
         self._router = router
         self._dial = dial
-        self._path = folder / STATE_FILE
-        self._id_path = folder / ID_FILE
+        self._folder = folder
         self._urls = tuple(dict.fromkeys(url.rstrip("/") for url in control_planes))
         self._name = name
         self._workers = workers
@@ -157,10 +152,7 @@ class Follower:
         self._instance = machine.fresh_hex(INSTANCE_BYTES)
         self.router_id = ""
         self._state = Pushed()
-        self._saved = self._state
-        self._dirty = trio.Event()
-        self._disk = trio.Lock()
-        self._disk_failed = False
+        self._kept = KeptState(machine, folder, lambda: self._state)
         # What is pushed is taken one after another: else a list could be admitted, wait for the disk, and land after a newer one.
         self._turn = trio.Lock()
         self._open: list[_Session] = []
@@ -172,7 +164,15 @@ class Follower:
         self._observing: Observation | None = None  # a standby's, acted on while no leader is heard
         self._acting_on = EndpointList()
         self._acted: Acknowledged | None = None  # the leader's list that the router was last given
+        self._confirmed: Acknowledged | None = None  # the one that every worker of it last acted on
         self._sound_urls: frozenset[str] = frozenset()
+        # `taken(boot, number)`: a leader has stored this batch. Set by whoever has usage to tell.
+        self.usage_taken: Callable[[str, int], None] = _nobody_tells
+
+    @property
+    def is_kept(self) -> bool:
+        """Is all of `pushed` on disk?"""
+        return self._kept.saved is self._state
 
     @property
     def pushed(self) -> Pushed:
@@ -181,19 +181,11 @@ class Follower:
 
     async def load(self) -> None:
         """What was last pushed is in force from here on. A file that cannot be used is told, and as good as none."""
-        self.router_id = await self._machine.run_sync(self._read_id)
-        try:
-            data = await self._machine.run_sync(lambda: self._machine.disk.read(self._path))
-            if data is None:
-                return
-            self._saved = _decode(data)
-            self._state = attrs.evolve(self._saved, endpoints=self._sound(self._saved.endpoints))
-        except (OSError, Invalid) as err:
-            why = err.message if isinstance(err, Invalid) else err.strerror or str(err)
-            log.error(
-                "what was last pushed cannot be read; the file is the seed until a control plane is heard", file=str(self._path), why=why
-            )
+        self.router_id = await self._machine.run_sync(lambda: kept_id(self._machine, self._folder, self._name, self._instance))
+        kept = await self._kept.load()
+        if kept is None:
             return
+        self._state = attrs.evolve(kept, endpoints=self._sound(kept.endpoints))
         state = self._state
         if state.policy is not None:
             self._set_policy(state.policy)
@@ -221,6 +213,15 @@ class Follower:
                 session.queue.append(WakeModel(model))
         self._tell()
 
+    def tell_usage(self, batch: UsageBatch) -> bool:
+        """Sends it to the leader, without waiting. False where none is heard, or one of a build that does not count."""
+        for session in self._open:
+            if session.url == self._leader_url and session.protocol >= USAGE_PROTOCOL:
+                session.queue.append(UsageReport(batch))
+                self._tell()
+                return True
+        return False
+
     def following(self) -> Following:
         """For /metrics."""
         now_s = self._machine.now_s()
@@ -234,11 +235,15 @@ class Follower:
             by_standby=self._observing is not None,
         )
 
+    def look_again(self) -> None:
+        """The router acts on something that it was given before, or has let go of it: whoever waits for that is told."""
+        self._tell()
+
     async def run(self) -> None:
         """Keeps a session with every control plane until cancelled."""
         self._leader_heard_s = self._list_heard_s = self._machine.now_s()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_on_disk)
+            nursery.start_soon(self._kept.run)
             nursery.start_soon(self._watch_leader)
             for url in self._urls:
                 nursery.start_soon(self._keep, url)
@@ -285,7 +290,7 @@ class Follower:
         self._take_ttl(welcome.ttl_s)
         log.info("follows", url=url, cluster=welcome.cluster_id, server=welcome.owner, epoch=welcome.epoch, leads=welcome.leads)
         welcomed.set()
-        session = _Session(url, channel.peer, self._machine.now_s())
+        session = _Session(url, channel.peer, welcome.protocol, self._machine.now_s())
         ours_to_end = True
         self._open.append(session)
         try:
@@ -300,7 +305,14 @@ class Follower:
 
     async def _shake_hands(self, channel: Channel) -> RouterWelcome:
         hello = RouterHello(
-            self.router_id, self._instance, __version__, self._state.highest, self._acknowledged(), self._workers, ROUTER_PROTOCOL
+            self.router_id,
+            self._instance,
+            __version__,
+            self._state.highest,
+            self._acknowledged(),
+            self._workers,
+            ROUTER_PROTOCOL,
+            DIGEST_FORM,
         )
         with trio.move_on_after(HELLO_LIMIT_S):
             await channel.send(hello)
@@ -347,20 +359,11 @@ class Follower:
 
     async def _take(self, message: Message, session: _Session) -> None:
         match message:
-            case PushEndpoints(stamp, endpoints) if stamp.from_standby:
-                self._observe(stamp, endpoints, session)
-            case PushEndpoints(stamp, pushed, settled, gone, push):
-                if self._admits(stamp.token, session) and not self._is_late(stamp):
-                    endpoints = self._sound(pushed)
-                    if not settled:
-                        # Not the last leader's list: what a standby has seen go since must not come back.
-                        endpoints = unsettled_list(self._acting_on, endpoints, gone, self._state.catalog or Catalog())
-                    withdrawn = self._withdrawn_by(endpoints)
-                    await self._lead(stamp.token, stamp=stamp, push=push, endpoints=endpoints, withdrawn=withdrawn)
-                    self._observing = None
-                    self._list_heard_s = self._machine.now_s()
-                    self._act()
-                    self._tell()
+            case PushDelta(stamp, change, settled, gone, push):
+                if (whole := self._completed(change, session)) is not None:
+                    await self._take_list(PushEndpoints(stamp, whole, settled, gone, push), session)
+            case PushEndpoints():
+                await self._take_list(message, session)
             case PushCatalog(token, catalog):
                 if self._admits(token, session):
                     changed = catalog != self._state.catalog
@@ -374,15 +377,53 @@ class Follower:
                     if changed:
                         self._set_policy(policy)
                         log.info("a policy is in force", keys=len(policy.keys), guard_rules=len(policy.guard.rule), epoch=token.epoch)
-            case Standing(token, _, ttl_s):
+            case Standing(token, _, ttl_s, push):
                 self._take_ttl(ttl_s)
+                if push and push != session.push:
+                    self._ask(session, "a list that it has sent has not arrived")
                 if token is None:
                     return
                 if self._admits(token, session):
                     await self._lead(token)
                     self._act_on_leader(token)
+            case UsageTaken(boot, number):
+                self.usage_taken(boot, number)
             case _:
                 log.warning("a message that is not for a router", peer=session.peer, type=type(message).__name__)
+
+    async def _take_list(self, message: PushEndpoints, session: _Session) -> None:
+        session.said, session.push, session.asked_s = message.endpoints, message.push, None
+        stamp = message.stamp
+        if stamp.from_standby:
+            self._observe(stamp, message.endpoints, session)
+        elif self._admits(stamp.token, session) and not self._is_late(stamp):
+            endpoints = self._sound(message.endpoints)
+            if not message.settled:
+                # Not the last leader's list: what a standby has seen go since must not come back.
+                endpoints = unsettled_list(self._acting_on, endpoints, message.gone, self._state.catalog or Catalog())
+            withdrawn = self._withdrawn_by(endpoints)
+            await self._lead(stamp.token, stamp=stamp, push=message.push, endpoints=endpoints, withdrawn=withdrawn)
+            self._observing = None
+            self._list_heard_s = self._machine.now_s()
+            self._act()
+            self._tell()
+
+    def _completed(self, change: list_delta.ListDelta, session: _Session) -> EndpointList | None:
+        """The whole list that a delta stands for. None where we cannot be sure of it: then it is asked for, and we stay as we are."""
+        try:
+            return list_delta.apply(session.said, change)
+        except Conflict as err:
+            self._ask(session, err.message)
+            return None
+
+    def _ask(self, session: _Session, why: str) -> None:
+        now_s = self._machine.now_s()
+        if session.asked_s is not None and now_s - session.asked_s < ASK_AGAIN_S:
+            return
+        session.asked_s = now_s
+        log.warning("the list of endpoints is not certain; asks for the whole one", peer=session.peer, why=why)
+        session.queue.append(AskEndpoints(why))
+        self._tell()
 
     def _admits(self, token: FencingToken, session: _Session) -> bool:
         """May what a leader sent under `token` be taken? Tells the sender where not. Raises for another cluster's."""
@@ -432,8 +473,8 @@ class Follower:
         self._state = attrs.evolve(self._state, highest=token, **changes)  # type: ignore[arg-type]
         if anew:
             log.info("obeys a leader", owner=token.owner, epoch=token.epoch)
-            await self._save()
-        self._dirty.set()
+            await self._kept.save()
+        self._kept.save_soon()
 
     def _withdrawn_by(self, endpoints: EndpointList) -> tuple[EndpointId, ...]:
         listed = {endpoint.id for endpoint in endpoints.endpoints}
@@ -540,9 +581,13 @@ class Follower:
         self._changed = trio.Event()
 
     def _acknowledged(self) -> Acknowledged | None:
-        """None while a standby's view is acted on: no leader's list is. Never what is known and still on its way to the disk."""
+        """None while a standby's view is acted on: no leader's list is. Never what is still on its way to the disk, or to a worker."""
         acted = self._acted
-        return None if acted is None else attrs.evolve(acted, generation=min(self._router.acknowledged(), acted.generation))
+        if acted is None:
+            self._confirmed = None
+        elif self._router.settled():
+            self._confirmed = attrs.evolve(acted, generation=min(self._router.acknowledged(), acted.generation))
+        return self._confirmed
 
     def _withdrawn_use(self) -> dict[EndpointId, int]:
         """Requests in flight at endpoints that are on no list any more."""
@@ -581,7 +626,7 @@ class Follower:
         full, session.full = session.full, False
         session.acknowledged = self._acknowledged()
         session.withdrawn_use = self._withdrawn_use()
-        return RouterReport(self._state.highest, session.acknowledged, tuple(rows), gone, full)
+        return RouterReport(self._state.highest, session.acknowledged, tuple(rows), gone, full, len(self._acting_on.endpoints))
 
     async def _send(self, channel: Channel, message: FromRouter) -> None:
         with trio.move_on_after(SEND_LIMIT_S) as limit:
@@ -589,50 +634,13 @@ class Follower:
         if limit.cancelled_caught:
             raise Unavailable(f"{channel.peer} took no message for {SEND_LIMIT_S:g} s")
 
-    # --- on disk
-
-    async def _keep_on_disk(self) -> None:
-        while True:
-            await self._dirty.wait()
-            self._dirty = trio.Event()
-            if not await self._save():
-                await self._machine.sleep_until(self._machine.now_s() + DISK_AGAIN_S)
-                self._dirty.set()
-
-    async def _save(self) -> bool:
-        async with self._disk:
-            state = self._state
-            if state == self._saved:
-                return True
-            try:
-                await self._machine.run_sync(lambda: self._machine.disk.write(self._path, _encode(state)))
-            except OSError as err:
-                if not self._disk_failed:
-                    log.error("what was pushed cannot be kept on disk; it is acted on all the same", file=str(self._path), why=str(err))
-                self._disk_failed = True
-                return False
-            if self._disk_failed:
-                log.info("what was pushed is on disk again", file=str(self._path))
-            self._disk_failed = False
-            self._saved = state
-            return True
-
-    def _read_id(self) -> str:
-        """Made once and kept. Blocking."""
-        try:
-            text = (self._machine.disk.read(self._id_path) or b"").decode("utf-8", "replace").strip()
-            if text and text.isprintable() and len(text) <= ID_LENGTH_MAX:
-                return text
-            made = f"{self._name}-{self._machine.fresh_hex(ID_BYTES)}"[-ID_LENGTH_MAX:]
-            self._machine.disk.write(self._id_path, made.encode() + b"\n")
-        except OSError as err:
-            log.error("the router's id cannot be kept on disk", file=str(self._id_path), why=str(err))
-            return f"{self._name}-{self._instance}"
-        return made
-
 
 class _TurnedAway(Denied):
     """Dialling again will not help until a person has changed something."""
+
+
+def _nobody_tells(boot: str, number: int) -> None:
+    """A router that counts nothing."""
 
 
 def _farewell(goodbye: Goodbye) -> LlmgwError:
@@ -643,24 +651,3 @@ def _farewell(goodbye: Goodbye) -> LlmgwError:
 def _still(use: EndpointUse) -> EndpointUse:
     """What does not change by itself."""
     return attrs.evolve(use, last_used_s=0.0, silent_s=0.0)
-
-
-def _encode(state: Pushed) -> bytes:
-    return json.dumps({"format": STATE_FORMAT, **unstructure(state)}).encode()
-
-
-def _decode(data: bytes) -> Pushed:
-    """Raises Invalid."""
-    try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError) as err:
-        raise Invalid(f"not JSON: {err}") from err
-    if not isinstance(raw, dict) or raw.get("format") != STATE_FORMAT:
-        raise Invalid(f"not a state of this build (format {STATE_FORMAT})")
-    found = structure(raw, Pushed)
-    assert isinstance(found, Pushed)
-    if found.stamp is not None and (found.highest is None or fence(found.stamp.token, found.highest) is not Fence.OBEY):
-        raise Invalid("a list above the highest token met")
-    if found.highest is not None and not 0 <= found.highest.epoch <= EPOCH_MAX:
-        raise Invalid(f"{found.highest.epoch} is no epoch")
-    return found

@@ -20,31 +20,18 @@ from llmgw.domain.policy import GuardPolicy, GuardRule, Policy
 from llmgw.router.body import duplicate, may_escape_names, named_twice
 from llmgw.router.families import Family, Route
 from llmgw.router.guard_rules import WordFinder
+from llmgw.router.members import LIMITED, OUTPUT_TOKENS, LimitedMembers
 from llmgw.router.prompt import Prompt, plain_members, read_prompt
 
 EVERY: Final = "*"
 BLOCK: Final = "block"
 FLAG: Final = "flag"
-# What the API families call the number of tokens that are asked for; the last is llama.cpp's own, which it takes everywhere.
-OUTPUT_TOKENS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 _LIMITED: Final = tuple(name.encode() for name in (*OUTPUT_TOKENS, "input"))  # `messages` was looked at by read_body
 _QUOTED: Final = tuple(b'"%b"' % name.encode() for name in OUTPUT_TOKENS)
 _NUMBER: Final = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*([0-9]{1,10})[ \t\r\n]*[,}]")
 _ELEMENT_BYTES: Final = 2  # the least that one more message takes in a list: a digit and a comma
 
 
-class _Members(msgspec.Struct):
-    """The members that limits are about."""
-
-    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    max_output_tokens: Any = None
-    n_predict: Any = None
-
-
-_DECODER: Final = msgspec.json.Decoder(_Members)
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -87,9 +74,9 @@ class Guard:
         """Takes about 10 us a word."""
         rules = tuple(rule for rule in policy.rule if in_force(rule))
         if rules or policy.max_output_tokens > 0 or policy.max_images > 0:
-            looks_from: float = 0
+            looks_from = 0.0
         elif policy.max_messages > 0:
-            looks_from = _ELEMENT_BYTES * (policy.max_messages + 1)
+            looks_from = float(_ELEMENT_BYTES * (policy.max_messages + 1))
         else:
             looks_from = math.inf
         return cls(policy, rules, looks_from, WordFinder.of([rule.words for rule in rules]))
@@ -118,7 +105,7 @@ class Guard:
         if twice is not None:
             raise duplicate(twice)
         try:
-            members = _DECODER.decode(body)
+            members = LIMITED.decode(body)
         except (msgspec.DecodeError, RecursionError):  # half a surrogate pair, or a number beyond what a float holds
             members = _members_plainly(body)
         if many:
@@ -183,9 +170,9 @@ def _is_for(rule: GuardRule, names: tuple[str, ...], key: str) -> bool:
     return EVERY in rule.keys or (key != "" and key in rule.keys)
 
 
-def _members_plainly(body: bytes) -> _Members:
-    known = set(_Members.__struct_fields__)
-    return _Members(**{name: value for name, value in plain_members(body) if name in known})
+def _members_plainly(body: bytes) -> LimitedMembers:
+    known = set(LimitedMembers.__struct_fields__)
+    return LimitedMembers(**{name: value for name, value in plain_members(body) if name in known})
 
 
 def _length(value: Any) -> int:

@@ -13,12 +13,15 @@ import socket
 import ssl
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 import trio
 
 from llmgw.domain.errors import Conflict, Invalid, Unavailable
-from llmgw.domain.files import words
+from llmgw.domain.files import UNUSABLE_FILE, unusable, words
+from llmgw.router.lengths import learn_forever
+from llmgw.router.load import poll_forever
 from llmgw.router.proxy import Connection
 from llmgw.router.router import Router
 from llmgw.router.sweeper import Swept, sweep_forever
@@ -54,16 +57,19 @@ async def serve(
             _set_options(sock)
     else:
         sockets = open_listeners(listen)
-    close = _close_inherited if inherited else _close
+    close = _close_inherited if inherited else close_own
     try:
         router.loopback = all(_is_loopback(sock) for sock in sockets)
+        router.reactor.open()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(router.hangups.run)
+            nursery.start_soon(router.reactor.run)
             nursery.start_soon(sweep_forever, router.machine, lambda: _swept(router))
+            nursery.start_soon(learn_forever, router.machine, router.states, router.report_length_bug)
+            nursery.start_soon(poll_forever, router.machine, router.polled, router.report_poll_bug)
             for sock in sockets:
                 nursery.start_soon(_accept, router, sock, tls, nursery, begin)
             router.stop_listening = lambda: _stop_listening(sockets, close)
-            task_status.started(_shown(sockets[0]))
+            task_status.started(shown(sockets[0]))
             await router.emptied.wait()
             nursery.cancel_scope.cancel()
     finally:
@@ -71,6 +77,7 @@ async def serve(
             close(sock)
         for state in router.states():
             state.close_idle()
+        router.reactor.close()
 
 
 def _stop_listening(sockets: list[socket.socket], close: Callable[[socket.socket], None]) -> None:
@@ -89,7 +96,11 @@ async def _accept(router: Router, sock: socket.socket, tls: ssl.SSLContext | Non
     if begin is not None:
         await begin.wait()
     while True:
+        if router.is_full:
+            await router.wait_room()
         for _ in range(ACCEPTS_PER_TURN):
+            if router.is_full:
+                break  # somebody at the door is waited for first: only then does anybody wait
             try:
                 accepted, _ = sock.accept()
             except BlockingIOError:
@@ -167,16 +178,63 @@ class _Encrypted(ValueError):
 
 def open_listeners(listen: str) -> list[socket.socket]:
     """Non-blocking listening sockets for an address. Raises Invalid, Conflict, Unavailable."""
+    address = _parsed(listen)
+    return [_unix(address.path)] if isinstance(address, UnixAddress) else _tcp(address)
+
+
+def _parsed(listen: str) -> TcpAddress | UnixAddress:
     try:
-        address = parse_listen(listen)
+        return parse_listen(listen)
     except ValueError as err:
         raise Invalid(f"router.listen: {err}", param="router.listen") from err
+
+
+def open_shared(listen: str, workers: int) -> list[list[socket.socket]]:
+    """Listening sockets for each of so many workers: TCP ports are bound once for each, and the kernel spreads connections over them;
+    a Unix socket is one for all. Raises Invalid, Conflict, Unavailable.
+
+    A port that another program has is refused as for one process, also where that program would share it.
+    """
+    address = _parsed(listen)
     if isinstance(address, UnixAddress):
-        return [_unix(address.path)]
-    return _tcp(address)
+        shared = _unix(address.path)
+        return [[shared] for _ in range(workers)]
+    claims = _tcp(address, listens=False)
+    opened: list[list[socket.socket]] = []
+    try:
+        for _ in range(workers):
+            opened.append([])
+            for claim in claims:
+                opened[-1].append(open_beside(claim))
+    except OSError as err:
+        for sockets in opened:
+            for sock in sockets:
+                sock.close()
+        raise Unavailable(f"cannot listen on {address}: {err.strerror or err}") from err
+    finally:
+        for claim in claims:
+            claim.close()
+    return opened
 
 
-def _tcp(address: TcpAddress) -> list[socket.socket]:
+def open_beside(other: socket.socket) -> socket.socket:
+    """One more listening socket for the address of another, for one more process. Raises OSError."""
+    sock = socket.socket(other.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if other.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, other.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
+        _set_options(sock)
+        sock.bind(other.getsockname())
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _tcp(address: TcpAddress, *, listens: bool = True) -> list[socket.socket]:
     try:
         rows = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as err:
@@ -193,7 +251,8 @@ def _tcp(address: TcpAddress) -> list[socket.socket]:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if address.host != "::" else 0)
             _set_options(sock)
             sock.bind(where)
-            sock.listen(BACKLOG)
+            if listens:
+                sock.listen(BACKLOG)
     except OSError as err:
         for sock in opened:
             sock.close()
@@ -222,16 +281,23 @@ def _unix(path: str) -> socket.socket:
         sock.close()
         if err.errno == errno.EADDRINUSE:
             raise Conflict(f"cannot listen on unix:{path}: it is taken by another program", code="port_taken") from err
-        raise Unavailable(f"cannot listen on unix:{path}: {err.strerror or err}") from err
+        raise unusable(err, "the socket to listen on", Path(path)) from err
+    except Invalid:
+        sock.close()
+        raise
     return sock
 
 
 def _clear_stale(path: str) -> None:
-    """Takes away the socket of a process that is no more; a living one's stays, and so does anything that is no socket."""
-    try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            return
-    except FileNotFoundError:
+    """Takes away the socket of a process that is no more; a living one's stays.
+
+    Raises Invalid for anything that is no socket, which stays too: it may be a file that somebody needs.
+    """
+    if not _is_socket(path):
+        if os.path.lexists(path):
+            raise Invalid(
+                f"cannot listen on unix:{path}: what is there is no socket; move it away, or name another path", code=UNUSABLE_FILE
+            )
         return
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
@@ -241,11 +307,19 @@ def _clear_stale(path: str) -> None:
         probe.close()
 
 
-def _close(sock: socket.socket) -> None:
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def close_own(sock: socket.socket) -> None:
+    """The socket, and a Unix socket's name with it, unless somebody has put something else there meanwhile."""
     if sock.fileno() < 0:
         return
     with contextlib.suppress(OSError):
-        if sock.family == socket.AF_UNIX:
+        if sock.family == socket.AF_UNIX and _is_socket(sock.getsockname()):
             os.unlink(sock.getsockname())
     sock.close()
 
@@ -262,7 +336,8 @@ def _is_loopback(sock: socket.socket) -> bool:
     return bool(host == "::1" or host.startswith("127."))
 
 
-def _shown(sock: socket.socket) -> str:
+def shown(sock: socket.socket) -> str:
+    """Its address: `host:port`, `[v6]:port`, `unix:/path`."""
     if sock.family == socket.AF_UNIX:
         return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]

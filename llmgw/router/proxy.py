@@ -1,7 +1,17 @@
-"""One client connection: reads its requests, answers them, and carries each through the exchange with an engine.
+"""One client connection: reads its requests, decides about each, and carries it through the exchange with an engine.
 
-One task per connection, linear: parse, decide, try, relay. Everything that is counted is taken with a scope. Until the
-engine's first content another endpoint may be tried; from then on the only truth left to tell is the stream's own end.
+A request is begun by `_start`, which never waits: head, key, body, guard, limits, choice, and the bytes to the engine on a
+connection that stands already. Most requests go on from there in callbacks alone (`relay`). What has to wait (a connection to
+be made, another endpoint to be tried, a client that reads slowly, a long body) is done by the connection's one task, in linear
+code: it goes on where the callbacks left off. Everything that is counted is given back in one place, `_settle`.
+
+States of a connection, and what moves it on:
+
+    reading     no request is open          a request is whole: `_start`; an end or a fault: the task answers and ends
+    relaying    `relay` is set              `relayed`: settled, or a Failure for the task; `gone`: settled as 499
+    trying      the task has the call       an answer, or nobody is left to ask
+    flushing    the answer is pushed        the client has taken it: settled; it has not in time: 408
+    lingering   answered early, closing     the client has closed, or LINGER_S
 """
 
 from __future__ import annotations
@@ -11,28 +21,34 @@ import math
 import re
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
 
-from llmgw.domain.errors import Invalid, LlmgwError, NotFound, Overloaded, Unavailable
-from llmgw.domain.ids import EndpointId
-from llmgw.domain.policy import ApiKey, Policy
+from llmgw.domain.errors import Denied, Invalid, LlmgwError, NotFound, Overloaded, Unavailable
+from llmgw.domain.policy import ApiKey
 from llmgw.router import http1
+from llmgw.router.answer_headers import ENDPOINT
 from llmgw.router.body import Asked, inflate, is_json, read_body
 from llmgw.router.breaker import Outcome
-from llmgw.router.choose import Choice, Shortage, Why, choose
-from llmgw.router.families import Family, Problem, Route, cut, error_body, error_event, family_of, problem_of
+from llmgw.router.choose import OTHERS_WAIT, Choice, Shortage, Why
+from llmgw.router.client import JSON, Client, header_lines
+from llmgw.router.exchange import Call, Exchange, Failure, Known
+from llmgw.router.families import Family, Problem, Route, cut, error_event, problem_of
 from llmgw.router.gate import BLOCK, Guard
-from llmgw.router.http1 import Head, Request, RequestReader, ResponseReader
-from llmgw.router.keys import ANONYMOUS
-from llmgw.router.relay import READS_PER_TURN, BytesRelay, End, Ended, EventRelay, pull
-from llmgw.router.retry import retry_after_s, retryable_status
-from llmgw.router.sweeper import Kick, Kicked, Waiter
-from llmgw.router.table import Candidate, Target
+from llmgw.router.http1 import Head, Request, RequestReader
+from llmgw.router.metrics import METRICS_HEADERS
+from llmgw.router.queue import Ticket, cost_of
+from llmgw.router.rates import estimate
+from llmgw.router.reactor import GONE, READ, WRITE
+from llmgw.router.relay import READS_PER_TURN, REST_DEFAULT_S, STOPPING, End, Ended, Relay, Verdict, no_answer, why_ended
+from llmgw.router.sweeper import Kick, Kicked
+from llmgw.router.table import Target
+from llmgw.router.turns import Called
 from llmgw.router.upstreams import READ_BYTES, EndpointState, Unreachable, Upstream
+from llmgw.router.usage import refuses_usage
 
 if TYPE_CHECKING:
     from llmgw.router.router import Router
@@ -40,350 +56,339 @@ if TYPE_CHECKING:
 HEAD_TIMEOUT_S: Final = 30.0  # chosen: a head of 16 KB at a modem's speed; ends who dribbles bytes to hold connections
 LOCAL_TIMEOUT_S: Final = 30.0  # for sending an answer of our own to a client that reads slowly
 LINGER_S: Final = 5.0  # after an early answer: how long what the client still sends is read and dropped, so that it sees the answer
-ERROR_BODY_MAX: Final = 1024 * 1024  # bytes of an engine's error that are kept for the client
-JOIN_MAX: Final = 16_384  # bytes; head and body go out in one piece below, in two above (router-measurements.md)
-SEND_MAX: Final = 262_144  # bytes offered to the kernel at a time, so that an early answer is noticed between two
-REST_DEFAULT_S: Final = 1.0  # for a 429 without Retry-After
 
 _SANE_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}\Z")
-# What of a client's head an engine may see; everything else stays here (cases.md, B170).
-_FORWARDED: Final = frozenset(
-    {b"accept", b"user-agent", b"traceparent", b"tracestate", b"openai-beta", b"anthropic-version", b"anthropic-beta"}
-)
-# What of an engine's head a client does not get: framing and hops are ours, and so are cookies, ids and CORS.
-_WITHHELD: Final = frozenset(
-    {
-        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
-        b"upgrade", b"content-length", b"set-cookie", b"x-request-id", b"server", b"alt-svc", b"cache-control",
-        b"x-accel-buffering", b"vary", b"strict-transport-security",
-    }
-)  # fmt: skip
-_JSON: Final = (b"content-type", b"application/json")
 
 
-class Exchange:
-    """One request and what became of it: what the log line and the metrics are made of."""
+class Connection(Client):
+    """A client's connection, for as long as it lasts."""
 
     __slots__ = (
-        "attempts", "close_after", "cors", "endpoint", "family", "first_s", "flags", "head", "id", "key", "model", "model_label", "path",
-        "reason", "started_s", "status", "stream",
-    )  # fmt: skip
-
-    def __init__(self, head: Head | None, request_id: str, started_s: float) -> None:
-        self.head = head
-        self.id = request_id
-        self.started_s = started_s
-        self.path = head.target.partition(b"?")[0].decode("latin-1") if head is not None else ""
-        self.family = family_of(self.path)
-        self.cors: tuple[tuple[bytes, bytes], ...] = ()
-        self.status = 0
-        self.model = ""  # as the client named it
-        self.model_label = ""  # as the table knows it, for metrics
-        self.endpoint = ""
-        self.key = ""
-        self.stream = False
-        self.first_s: float | None = None
-        self.reason = ""
-        self.flags: tuple[str, ...] = ()  # guard rules that found something and let it pass
-        self.attempts = 0
-        self.close_after = head is None or head.close
-
-
-@attrs.define(eq=False)
-class Call:
-    """A request that is to be relayed. The body is let go with the first content: from then on nothing is sent again."""
-
-    exchange: Exchange
-    head: Head
-    route: Route
-    asked: Asked
-    key: ApiKey
-    policy: Policy
-
-    def forget_body(self) -> None:
-        self.asked = attrs.evolve(self.asked, body=b"")
-
-
-@attrs.frozen
-class Failure:
-    """An attempt that gave the client nothing. `body` is the engine's own answer, where it gave one."""
-
-    problem: Problem
-    outcome: Outcome
-    retry: bool
-    body: bytes | None = None
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    withdrawn: bool = False  # the endpoint left the list while we connected: choosing again costs no retry
-
-
-class Connection(Waiter):
-    """A client's connection, for as long as it lasts. Its task is the only one that reads from or waits on its socket."""
-
-    __slots__ = (
-        "_admitted", "_call", "_comment_due_s", "_continued", "_first_byte", "_heard", "_held", "_idle_s", "_outbox", "_progress", "_seen",
-        "_sending", "_state", "_total_deadline_s", "busy", "chunked", "descriptor", "exchange", "head_sent", "lingering", "peer_closed",
-        "reader", "router", "sent_bytes", "sock",
+        "_admitted", "_began_s", "_call", "_comment_due_s", "_connect_s", "_continued", "_figures", "_heard", "_over", "_reads", "_rests",
+        "_starting", "_state", "_total_deadline_s", "_unread", "lingering", "reader", "relay",
     )  # fmt: skip
 
     def __init__(self, router: Router, sock: socket.socket) -> None:
-        super().__init__()
-        self.router = router
-        self.sock = sock
-        self.descriptor = sock.fileno()
+        super().__init__(router, sock)
         route = router.policy.route
-        self.reader = RequestReader(route.max_header_bytes, route.max_body_bytes)
-        self.exchange: Exchange | None = None
-        self.busy = False
+        self.reader = RequestReader(route.max_header_bytes, route.max_body_bytes, router.heads)
         self.lingering = False
-        self.peer_closed = False
-        self.head_sent = False
-        self.chunked = False
-        self.sent_bytes = 0
+        self.relay: Relay | None = None
+        self._call: Call | None = None  # the open request, where it goes to an engine
+        self._figures: Callable[[], Awaitable[bytes]] | None = None  # the open request asks for what all workers have counted
+        self._state: EndpointState | None = None  # of the attempt that is on
+        self._began_s = 0.0
+        self._connect_s = 0.0  # that the attempt took to get a connection: the engine's time, not ours
+        self._reads = 0  # of the relay, when the sweep last looked
+        self._heard = False  # the attempt that is on has brought a byte
+        self._rests = False  # the task waits for a request: callbacks may begin one
+        self._starting = False
+        self._unread = True  # there may be bytes in the socket that nobody has read
+        self._over = False  # no further request is read
         self._admitted: Request | None = None
         self._continued: Request | None = None
-        self._outbox = b""
-        self._progress = 0
-        self._seen = 0
-        self._sending = False
-        self._idle_s = 0.0
-        self._first_byte = False
-        self._heard = False
         self._total_deadline_s = math.inf
         self._comment_due_s = math.inf
-        self._state: EndpointState | None = None
-        self._held: Upstream | None = None
-        self._call: Call | None = None
 
     # --- the connection's life
 
     async def run(self) -> None:
         """Serves the connection until it ends. Raises nothing but Cancelled."""
-        self.router.hangups.watch(self.descriptor, self.gone)
         try:
+            self.router.reactor.tick(self.router.machine.now_s())  # it was not the reactor that has brought us here
+            self.router.reactor.add(self.descriptor, self)
             if isinstance(self.sock, ssl.SSLSocket):
                 await self._handshake(self.sock)
-            while await self._serve_one():
-                if self.reader.finished:  # a client that sends many requests at once takes turns with the others
-                    await trio.lowlevel.checkpoint()
+            while self.exchange is not None or not self._over:
+                if self.exchange is None:
+                    await self._read()
+                else:
+                    await self._go_on()
+            if not self.peer_closed and (not self.reader.at_rest or self.reader.finished):
+                await self._linger()
         except Kicked:
             pass  # the client is gone, was silent for too long, or the router ends: nobody is left to tell
         except OSError:
             pass  # the client's connection broke
         finally:
-            self.router.hangups.forget(self.descriptor)
+            if self.relay is not None:
+                self.relay.drop()
+                self.relay = None
+            self._settle()
+            self.router.reactor.remove(self.descriptor)
             if not self.peer_closed and not self.lingering:
                 self._say_goodbye()
             self.sock.close()
 
     async def _handshake(self, sock: ssl.SSLSocket) -> None:
-        self.deadline_s = self.router.machine.now_s() + HEAD_TIMEOUT_S
+        self.deadline_s = self.router.reactor.now_s + HEAD_TIMEOUT_S
         while True:
             try:
                 return sock.do_handshake()
-            except ssl.SSLWantReadError:
-                await self.readable(self.descriptor)
-            except ssl.SSLWantWriteError:
-                await self.writable(self.descriptor)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                await self.wait()
+
+    @property
+    def busy(self) -> bool:
+        """Is a request being answered?"""
+        return self.exchange is not None
+
+    # --- what the reactor tells
+
+    def ready(self, events: int) -> None:
+        if events & GONE:
+            self.peer_closed = True
+            if self.exchange is not None or self.lingering:
+                return self.kick(Kick.CLIENT_GONE)
+        if events & READ:
+            self._unread = True
+        if self.out:
+            if events & WRITE:
+                self._flush()
+        elif self._rests and self.exchange is None:
+            if self._unread and not self._read_nowait():
+                self.wake()
+        elif self.relay is None:
+            self.wake()
+        return None
+
+    def _flush(self) -> None:
+        try:
+            if not self.flush():
+                return None
+        except Kicked:
+            return self.kick(Kick.CLIENT_GONE)
+        if self.relay is not None:
+            self.relay.resume()
+        else:
+            self.wake()
+        return None
+
+    def failed(self, error: Exception) -> None:
+        """A fault of ours in a callback: the exchange ends with an error, and the connection with it."""
+        exchange = self.exchange
+        if self.relay is not None:
+            self.relay.drop()
+            self.relay = None
+        self._end_attempt(Outcome.LEFT)
+        self._call = None
+        self._over = True
+        self._patience(LOCAL_TIMEOUT_S)
+        with contextlib.suppress(Kicked):
+            if exchange is not None:
+                self._tell_bug(exchange, error)
+            else:
+                self.router.report_bug(b"", error)
+        self.wake()
+
+    # --- what ends a wait
+
+    def kick(self, why: Kick) -> None:
+        """The client is gone, its time is over, or the router ends: whoever is at work on the connection hears of it."""
+        relay = self.relay
+        if relay is None:
+            return super().kick(why)
+        if why is Kick.CLIENT_GONE:
+            self.kicked = why
+            return relay.client_gone()
+        if self.out and why is Kick.EXPIRED:  # the client does not read
+            self._heard = relay.reads > 0
+            relay.drop()
+            return self._give_up_on_client(why)
+        return relay.end(why_ended(why, self._late()))
+
+    def _late(self) -> bool:
+        return self.router.reactor.now_s >= self._total_deadline_s
 
     def gone(self) -> None:
-        """The client has closed its side. Called by the hang-up watcher."""
-        self.peer_closed = True
-        if self.busy or self.lingering:
-            self.kick(Kick.CLIENT_GONE)
+        """Called by the relay, which has been dropped."""
+        if self.relay is not None:
+            self._heard = self.relay.reads > 0
+        self._give_up_on_client(Kick.CLIENT_GONE)
+
+    def _give_up_on_client(self, why: Kick) -> None:
+        """In the middle of a relay: nobody gets the rest."""
+        self.relay = None
+        if self.exchange is not None:
+            self._mark(self.exchange, why)
+        self.out.clear()
+        self.peer_closed = self._over = True
+        self._settle()
+        self.wake()
 
     def close_idle(self) -> None:
         """The router is stopping: a connection without a request ends now, one with a request after its answer."""
-        if not self.busy and self.reader.at_rest:
+        if self.exchange is None and self.reader.at_rest:
             self.kick(Kick.STOPPING)
 
     def sweep(self, now_s: float) -> None:
         """Called by the sweeper a few times a second."""
-        if self._progress != self._seen:
-            self._seen = self._progress
-            if self._idle_s:
-                self.deadline_s = now_s + self._idle_s
-            if self._state is not None:
-                self._state.heard(now_s)
+        relay = self.relay
+        if relay is not None and relay.reads != self._reads:
+            self._reads = relay.reads
+            if not relay.tail:
+                self.deadline_s = now_s + relay.call.policy.route.idle_timeout_s
+            relay.state.heard(now_s)
         # A client that reads slowly is no silence of the engine: then only the limit for the whole counts.
-        limit_s = self._total_deadline_s if self._sending else min(self.deadline_s, self._total_deadline_s)
+        limit_s = self._total_deadline_s if self.out else min(self.deadline_s, self._total_deadline_s)
         if now_s >= limit_s:
             self.kick(Kick.EXPIRED)
         elif now_s >= self._comment_due_s:
             self._comment(now_s)
 
-    async def _serve_one(self) -> bool:
-        """One request from its first byte to the end of its answer. False when the connection is over."""
-        request = await self._next()
-        if request is None:
-            return False
-        exchange = self._begin(request.head)
-        try:
-            try:
-                await self._handle(request, exchange)
-            except LlmgwError as err:
-                await self._tell(exchange, problem_of(err))
-        except Kicked as kick:
-            self._mark(exchange, kick)
-            raise
-        finally:
-            self._finish(exchange)
-        if exchange.close_after or self.router.draining:
-            if not self.reader.at_rest or self.reader.finished:
-                await self._linger()
-            return False
-        return True
+    # --- reading
 
-    def _mark(self, exchange: Exchange, kick: Kicked) -> None:
-        """The client did not get its answer: what the log says of it."""
-        if kick.why is Kick.CLIENT_GONE:
-            exchange.status, exchange.reason = 499, "client_gone"
-            self.router.metrics.hang_ups += 1
-        elif kick.why is Kick.EXPIRED:
-            exchange.status, exchange.reason = 408, "client_slow"
-        else:
-            exchange.status, exchange.reason = 503, "shutting_down"
-
-    def _begin(self, head: Head | None) -> Exchange:
-        router = self.router
-        told = head.get(b"x-request-id") if head is not None else None
-        request_id = told.decode("ascii") if told is not None and _SANE_ID.match(told) is not None else router.next_id()
-        exchange = Exchange(head, request_id, router.machine.now_s())
-        if router.draining:
-            exchange.close_after = True
-        if head is not None and router.policy.cors_origins:
-            exchange.cors = router.cors(head.get(b"origin"))
-        self.exchange = exchange
-        self.busy = True
-        if self.kicked is Kick.STOPPING:  # meant for an idle connection, and it is none any more
-            self.kicked = None
-        self.head_sent = False
-        self.chunked = False
-        self.sent_bytes = 0
-        self._total_deadline_s = exchange.started_s + LOCAL_TIMEOUT_S
-        self.deadline_s = math.inf
-        self._idle_s = 0.0
-        return exchange
-
-    def _finish(self, exchange: Exchange) -> None:
-        self.busy = False
-        self.exchange = None
-        self._comment_due_s = math.inf
-        self._total_deadline_s = math.inf
-        self._idle_s = 0.0
-        if exchange.status == 0:  # the router itself was ended
-            exchange.status, exchange.reason = 503, "cut_short"
-        self.router.log(exchange, self.sent_bytes)
-
-    async def _next(self) -> Request | None:
-        """The next request, or None when there will be none. Faults are answered here."""
+    async def _read(self) -> None:
+        """Waits for what the client sends, and begins what has come. Returns when the task is needed elsewhere, or `_over`."""
         reader, router = self.reader, self.router
         began_s = 0.0
         turns = 0
-        while not reader.finished:
+        while not self._read_nowait():
+            if self.exchange is not None or self._over:
+                return None
             turns += 1
             if turns % READS_PER_TURN == 0:
                 await trio.lowlevel.checkpoint()
             if reader.fault is not None:
-                await self._refuse_fault()
-                return None
-            if reader.current is not None and reader.current is not self._admitted:
-                refusal = router.admit(reader.current.head)
+                fault = reader.fault
+                return await self._refuse(reader.fault_head, Problem(fault.status, fault.code, fault.message))
+            current = reader.current
+            if current is not None and current is not self._admitted:
+                refusal = router.admit(current.head)
                 if refusal is not None:
-                    await self._refuse(reader.current.head, refusal)
-                    return None
-                self._admitted = reader.current
-            if reader.current is not None and reader.current.head.expect and self._continued is not reader.current:
-                self._continued = reader.current
-                await self._continue(reader.current)
+                    return await self._refuse(current.head, refusal)
+                self._admitted = current
+            if current is not None and current.head.expect == b"100-continue" and self._continued is not current:
+                self._continued = current
+                await self._continue()
+            if self._unread:
+                continue
             if router.draining and reader.at_rest:
+                self._over = True
                 return None
-            now_s = router.machine.now_s()
-            route = router.policy.route
-            if reader.current is not None:
-                self.deadline_s = now_s + route.idle_timeout_s
-            elif reader.at_rest:
-                began_s = 0.0
-                self.deadline_s = now_s + route.keep_alive_s
-            else:
+            now_s = router.reactor.now_s
+            if current is not None:
+                self.deadline_s = now_s + router.policy.route.idle_timeout_s
+            else:  # a head that is not whole
                 began_s = began_s or now_s
                 self.deadline_s = began_s + HEAD_TIMEOUT_S
-            try:
-                data = await self._receive()
-            except Kicked as kick:
-                if reader.at_rest:
-                    return None
-                if kick.why is Kick.EXPIRED and not self.peer_closed:
-                    head = reader.current.head if reader.current is not None else None
-                    await self._refuse(head, Problem(408, "request_timeout", "the request did not come to its end in time"))
-                elif kick.why is not Kick.STOPPING:
-                    self._left_early()
+            if not await self._heard_more():
                 return None
+        # All that came is answered or on its way.
+        if router.draining and self.exchange is None and reader.at_rest:
+            self._over = True
+            return None
+        if self.exchange is None:
+            self.deadline_s = router.reactor.now_s + router.policy.route.keep_alive_s
+        self._rests = True
+        try:
+            await self._heard_more()
+        finally:
+            self._rests = False
+
+    async def _heard_more(self) -> bool:
+        """Waits. False when nothing more will come: the client was told so, or nobody is left to tell."""
+        reader = self.reader
+        try:
+            await self.wait()
+        except Kicked as kick:
+            self._over = True
+            if reader.at_rest or self.exchange is not None:
+                return False
+            if kick.why is Kick.EXPIRED and not self.peer_closed:
+                head = reader.current.head if reader.current is not None else None
+                await self._refuse(head, Problem(408, "request_timeout", "the request did not come to its end in time"))
+            elif kick.why is not Kick.STOPPING:
+                self._left_early()
+            return False
+        return True
+
+    def _read_nowait(self) -> bool:
+        """Reads and begins what can be. False when the task is needed: for a wait, a fault, a long body, the end."""
+        reader = self.reader
+        while True:
+            while reader.finished and not self._over:
+                if not self.busy:
+                    self._start(reader.finished.popleft())
+                if self.busy:
+                    return self.relay is not None
+            if self._over or reader.fault is not None:
+                return False
+            if reader.current is not None and reader.current is not self._admitted:
+                return False
+            if not self._unread:
+                return reader.at_rest
+            try:
+                data = self.receive()
             except OSError:
-                if not reader.at_rest:
-                    self._left_early()
-                raise
+                data = b""
+            if data is None:
+                self._unread = False
+                return reader.at_rest
             if not data:
                 if not reader.at_rest:
                     self._left_early()
-                return None
+                self._over = True
+                return False
+            if len(data) < READ_BYTES and not self.peer_closed and not self.secure:
+                self._unread = False
             if reader.at_rest:  # the limits of the policy in force now, which may not be the one this wait began under
-                reader.max_head = router.policy.route.max_header_bytes
-                reader.max_body = router.policy.route.max_body_bytes
+                route = self.router.policy.route
+                reader.max_head = route.max_header_bytes
+                reader.max_body = route.max_body_bytes
             reader.feed(data)
-        self.deadline_s = math.inf
-        return reader.finished.popleft()
+            if not reader.finished and self._unread:
+                return False  # a long body: the task reads it, and takes turns with the others
 
     def _left_early(self) -> None:
         """The client is gone before its request was whole: nobody is left to answer, and the log tells."""
         current = self.reader.current
         exchange = self._begin(current.head if current is not None else None)
-        self._mark(exchange, Kicked(Kick.CLIENT_GONE))
-        self._finish(exchange)
+        self._mark(exchange, Kick.CLIENT_GONE)
+        self._settle()
 
-    async def _receive(self) -> bytes:
-        while True:
-            try:
-                return self.sock.recv(READ_BYTES)
-            except (BlockingIOError, ssl.SSLWantReadError):
-                await self.readable(self.descriptor)
-            except ssl.SSLWantWriteError:
-                await self.writable(self.descriptor)
-
-    async def _continue(self, request: Request) -> None:
-        if request.head.expect == b"100-continue":
-            try:
-                await self.send(http1.CONTINUE)
-            except Kicked:
-                self._left_early()
-                raise
-
-    async def _refuse_fault(self) -> None:
-        fault = self.reader.fault
-        assert fault is not None
-        await self._refuse(self.reader.fault_head, Problem(fault.status, fault.code, fault.message))
+    async def _continue(self) -> None:
+        try:
+            self.push(http1.CONTINUE)
+            await self.flushed()
+        except Kicked:
+            self._left_early()
+            raise
 
     async def _refuse(self, head: Head | None, problem: Problem) -> None:
         """Answers before the request is whole, and closes in a way that lets the client read it."""
         exchange = self._begin(head)
         exchange.close_after = True
+        self._over = True
         try:
-            await self._tell(exchange, problem)
+            self.tell(exchange, problem)
+            await self.flushed()
         except Kicked as kick:
-            self._mark(exchange, kick)
+            self._mark(exchange, kick.why)
             raise
         finally:
-            self._finish(exchange)
+            self._settle()
         await self._linger()
 
     async def _linger(self) -> None:
         """Reads and drops what the client still sends: a plain close would reset the connection, and with it our answer."""
+        if self.lingering:
+            return
         self.lingering = True
         with contextlib.suppress(OSError, Kicked):
             self._say_goodbye()
             self.sock.shutdown(socket.SHUT_WR)
-            self.deadline_s = self.router.machine.now_s() + LINGER_S
-            while not self.peer_closed and await self._receive():
-                pass
+            self.deadline_s = self.router.reactor.now_s + LINGER_S
+            turns = 0
+            while not self.peer_closed:
+                data = self.receive()
+                if data == b"":
+                    return
+                turns += 1
+                if data is None:
+                    await self.wait()
+                elif turns % READS_PER_TURN == 0:
+                    await trio.lowlevel.checkpoint()
 
     def _say_goodbye(self) -> None:
         """TLS tells an end of its own; without it an answer that the close delimits looks cut."""
@@ -391,193 +396,196 @@ class Connection(Waiter):
             with contextlib.suppress(OSError, ValueError):
                 self.sock.unwrap()
 
-    # --- sending to the client
+    # --- one exchange, from its begin to its end
 
-    async def send(self, data: bytes) -> None:
-        """All of `data`. Raises Kicked when the client is gone or the whole takes too long."""
-        if self._outbox:
-            data, self._outbox = self._outbox + data, b""
-        self.sent_bytes += len(data)
-        sent = self._offer(data)
-        if sent == len(data):
+    def _begin(self, head: Head | None) -> Exchange:
+        router = self.router
+        told = head.request_id if head is not None else None
+        request_id = told if told is not None and _SANE_ID.match(told) is not None else router.next_id()
+        exchange = Exchange(head, request_id, router.reactor.now_s)
+        if router.draining:
+            exchange.close_after = True
+        if head is not None and router.policy.cors_origins:
+            exchange.cors = header_lines(router.cors(head.get(b"origin")))
+        self.exchange = exchange
+        if self.kicked is Kick.STOPPING:  # meant for an idle connection, and it is none any more
+            self.kicked = None
+        self.head_sent = False
+        self.chunked = False
+        self.sent_bytes = 0
+        self._total_deadline_s = exchange.started_s + LOCAL_TIMEOUT_S
+        self.deadline_s = math.inf
+        return exchange
+
+    def _settle(self) -> None:
+        """The one end of an exchange: gives back what it holds, logs it, and says whether another may follow. Idempotent."""
+        exchange = self.exchange
+        if exchange is None:
             return
-        view = memoryview(data)[sent:]
-        self._sending = True
-        try:
-            while view:
-                await self.writable(self.descriptor)
-                view = view[self._offer(view[:SEND_MAX]) :]
-        finally:
-            self._sending = False
-            self._progress += 1
+        router = self.router
+        self._end_attempt(Outcome.LEFT)
+        self._call = self._figures = None
+        self.exchange = None
+        self._comment_due_s = math.inf
+        self._total_deadline_s = math.inf
+        self.deadline_s = router.reactor.now_s + router.policy.route.keep_alive_s
+        if exchange.status == 0:  # the router itself was ended
+            exchange.status, exchange.reason = 503, "cut_short"
+        if exchange.place is not None:
+            router.parallel.give_back(exchange.place)
+            exchange.place = None
+        router.log(exchange, self.sent_bytes)
+        if exchange.close_after or router.draining:
+            self._over = True
 
-    def _offer(self, data: bytes | memoryview) -> int:
-        try:
-            return self.sock.send(data)
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            return 0
-        except OSError:
-            self.kicked = Kick.CLIENT_GONE
-            raise Kicked(Kick.CLIENT_GONE) from None
-
-    def _head(self, exchange: Exchange, status: int, headers: Sequence[tuple[bytes, bytes]], length: int | None) -> bytes:
-        """A head of ours. `length` None: chunked coding, or the close ends the body for an HTTP/1.0 client."""
-        exchange.status = status
-        rows = list(headers)
-        rows.append((b"x-request-id", exchange.id.encode()))
-        rows += exchange.cors
-        if status == 204:
-            pass  # RFC 9110, 8.6: it has no body and says no length
-        elif length is not None:
-            rows.append((b"content-length", b"%d" % length))
-        elif exchange.head is not None and exchange.head.minor == 1:
-            self.chunked = True
-            rows.append((b"transfer-encoding", b"chunked"))
+    def _mark(self, exchange: Exchange, why: Kick) -> None:
+        """The client did not get its answer: what the log says of it."""
+        if why is Kick.CLIENT_GONE:
+            exchange.status, exchange.reason = 499, "client_gone"
+            self.router.metrics.hang_ups += 1
+        elif why is Kick.EXPIRED:
+            exchange.status, exchange.reason = 408, "client_slow"
         else:
-            exchange.close_after = True
-        if exchange.close_after or self.router.draining:
-            exchange.close_after = True
-            rows.append((b"connection", b"close"))
-        self.head_sent = True
-        return http1.head_bytes(status, rows)
+            exchange.status, exchange.reason = 503, "shutting_down"
 
-    async def answer(self, exchange: Exchange, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
-        """A whole answer of our own."""
-        head = self._head(exchange, status, headers, len(body))
-        without_body = exchange.head is not None and exchange.head.method == "HEAD"
-        await self.send(head if without_body else head + body)
+    def _start(self, request: Request) -> None:
+        """Begins a whole request, and ends it where nothing has to wait. `exchange` is None afterwards, or it goes on."""
+        exchange = self._begin(request.head)
+        self._starting = True
+        try:
+            try:
+                self._decide(request, exchange)
+                if self._call is not None:
+                    self._try_nowait(self._call)
+            except LlmgwError as err:
+                self._call = None
+                self.tell(exchange, problem_of(err))
+            except Kicked:
+                raise
+            except Exception as err:
+                self._tell_bug(exchange, err)
+        except Kicked as kick:
+            self._mark(exchange, kick.why)
+            self._call = None
+            self.out.clear()
+            self.peer_closed = self._over = True
+        self._starting = False
+        if self._call is None and self._figures is None and not self.out:
+            self._settle()
 
-    async def _tell(self, exchange: Exchange, problem: Problem) -> None:
-        """An error, as an answer or, once a head is out, as the stream's last event."""
-        exchange.reason = exchange.reason or problem.code
-        if self.head_sent:
-            exchange.status = problem.status
-            exchange.close_after = True
-            with contextlib.suppress(Kicked):
-                event = error_event(problem, exchange.family)
-                await self.send(http1.chunk(event) + http1.LAST_CHUNK if self.chunked else event)
-            return
-        headers = [_JSON, *problem.headers]
-        if problem.retry_after_s is not None:
-            headers.append((b"retry-after", b"%d" % max(1, math.ceil(problem.retry_after_s))))
-        if problem.status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
-        await self.answer(exchange, problem.status, headers, error_body(problem, exchange.family))
-
-    def _comment(self, now_s: float) -> None:
-        """Called by the sweeper while the task waits for the engine: a comment keeps proxies from cutting a silent stream."""
+    async def _go_on(self) -> None:
+        """The open exchange has come to something that waits."""
         exchange = self.exchange
-        if exchange is None or self._sending or self._outbox:
-            return
-        self._comment_due_s = now_s + self.router.policy.route.sse_comment_interval_s
-        data = b"" if self.head_sent else self._stream_head(exchange, [])
-        comment = b": keep-alive\n\n"
-        data += http1.chunk(comment) if self.chunked else comment
-        with contextlib.suppress(Kicked):
-            sent = self._offer(data)
-            self._outbox = data[sent:]
-            self.sent_bytes += sent
+        assert exchange is not None
+        try:
+            try:
+                self.check()
+                if self._call is not None:
+                    await self._try_endpoints(self._call)
+                elif self._figures is not None:
+                    figures, self._figures = self._figures, None
+                    self.answer(exchange, 200, header_lines(METRICS_HEADERS), await figures())
+            except LlmgwError as err:
+                self._call = None
+                self.tell(exchange, problem_of(err))
+            except (Kicked, OSError):
+                raise
+            except Exception as err:
+                self._tell_bug(exchange, err)
+            await self.flushed()
+        except Kicked as kick:
+            if self.exchange is exchange:
+                self._mark(exchange, kick.why)
+            if self.relay is not None:
+                self.relay.drop()
+                self.relay = None
+            self.out.clear()
+            self.peer_closed = self._over = True
+        finally:
+            self._settle()
 
-    # --- what a relay asks of its link
-
-    def heard(self) -> None:
-        self._progress += 1
-        self._heard = True
-        if self._first_byte:
-            self._first_byte = False
-            self._idle_s = self.router.policy.route.idle_timeout_s
-            self.deadline_s = self.router.machine.now_s() + self._idle_s
-
-    def set_deadline(self, after_s: float) -> None:
-        self._idle_s = 0.0
-        self.deadline_s = self.router.machine.now_s() + after_s
-
-    def first_content(self) -> None:
-        exchange = self.exchange
-        if exchange is not None and exchange.first_s is None:
-            exchange.first_s = self.router.machine.now_s() - exchange.started_s
-            self._comment_due_s = math.inf
-            if self._call is not None:
-                self._call.forget_body()
-
-    def expired_total(self) -> bool:
-        return self.router.machine.now_s() >= self._total_deadline_s
+    def _tell_bug(self, exchange: Exchange, error: Exception) -> None:
+        """A fault of our own, told to the operator, and to the client without a word of what it was. Raises Kicked."""
+        self.router.report_bug(exchange.id, error)
+        exchange.reason = "internal_error"
+        problem = Problem(500, "internal_error", "the router failed while it worked on this request")
+        self._call = None
+        if self.relay is not None:
+            self.relay.drop()
+            self.relay = None
+        if self.head_sent and self.chunked:  # a body that breaks by our fault must not look whole
+            exchange.status = 500
+            exchange.close_after = True
+            self.push(http1.chunk(error_event(problem, exchange.family)))
+        else:
+            self.tell(exchange, problem)
 
     # --- deciding
 
-    async def _handle(self, request: Request, exchange: Exchange) -> None:
-        head = request.head
-        refusal = None if self._admitted is request else self.router.admit(head)
-        self._admitted = None
-        if refusal is not None:
-            return await self._tell(exchange, refusal)
-        try:
-            local = await self.router.local_answer(head, exchange)
+    def _decide(self, request: Request, exchange: Exchange) -> None:
+        """Answers what needs no engine; for the rest sets `_call`. Raises LlmgwError, Kicked."""
+        router, head = self.router, request.head
+        known = router.know(head)
+        if known is None:
+            refusal = None if self._admitted is request else router.admit(head)
+            self._admitted = None
+            if refusal is not None:
+                return self.tell(exchange, refusal)
+            if head.path == "/metrics" and router.all_figures is not None:
+                self._figures = router.all_figures  # the parent of several workers has to be asked
+                return None
+            local = router.local_answer(head, exchange)
             if local is not None:
                 status, headers, body = local
-                return await self.answer(exchange, status, headers, body)
-            await self._relay_request(request, exchange)
-        except Exception as err:
-            if isinstance(err, Kicked | LlmgwError):
-                raise
-            self.router.report_bug(exchange.id, err)
-            exchange.reason = "internal_error"
-            problem = Problem(500, "internal_error", "the router failed while it worked on this request")
-            if self.head_sent and self.chunked:  # a body that breaks by our fault must not look whole
-                exchange.status = 500
-                exchange.close_after = True
-                return await self.send(http1.chunk(error_event(problem, exchange.family)))
-            await self._tell(exchange, problem)
-
-    async def _relay_request(self, request: Request, exchange: Exchange) -> None:
-        router = self.router
-        policy, guard = router.policy, router.gate.guard
-        route = router.route_of(exchange.path)
-        assert route is not None  # admitted
-        key = router.authenticate(request.head)
-        exchange.key = key.name if key is not ANONYMOUS else ""
-        body = self._plain_body(request, policy)
-        asked = read_body(body, needs_messages=route.needs_messages)
-        request.parts = []  # the plain body is the only copy that is kept
-        exchange.model = cut(asked.model, 128)
-        exchange.stream = asked.stream
-        target = self._target(asked.model, key)
-        exchange.model_label = target.model
-        self._judge(exchange, guard, route, asked, target, key)
-        self._total_deadline_s = exchange.started_s + policy.route.total_timeout_s
-        if asked.stream and policy.route.sse_comment_interval_s:
-            self._comment_due_s = exchange.started_s + policy.route.sse_comment_interval_s
+                return self.answer(exchange, status, header_lines(headers), body)
+            known = router.learn(head)
+        self._admitted = None
         if self.peer_closed:
-            self.kick(Kick.CLIENT_GONE)
-        router.budget.request(exchange.started_s)
-        self._call = call = Call(exchange, request.head, route, asked, key, policy)
-        del body, asked  # a stream may run for an hour, and would hold them
-        try:
-            with router.parallel.slot(key):
-                await self._try_endpoints(call)
-        finally:
-            self._call = None
+            raise Kicked(Kick.CLIENT_GONE)
+        policy, guard, key = known.policy, router.gate.guard, known.key
+        exchange.key = key.name
+        exchange.caller = known.caller
+        if known.asked_endpoints:
+            if not key.operator:
+                text = f"the key may not choose an endpoint by {ENDPOINT.decode()}: that takes an operator's key"
+                raise Denied(text, code="endpoint_not_allowed")
+            if len(known.asked_endpoints) > 1:
+                raise Invalid(
+                    f"two different endpoints are asked for by {ENDPOINT.decode()}", param=ENDPOINT.decode(), code="unknown_endpoint"
+                )
+        body = self._plain_body(request, known)
+        asked = read_body(body, needs_messages=known.route.needs_messages)
+        request.parts = []  # the plain body is the only copy that is kept
+        exchange.stream = asked.stream
+        target = router.table.find(asked.model)
+        if target is None or target is not known.permitted:
+            if target is None or not target.allowed(key):
+                exchange.model = cut(asked.model, 128)
+                raise router.no_model(asked.model, key) if target is None else _NotAllowed(asked.model)
+            known.permitted = target
+        exchange.model = asked.model
+        exchange.model_label = target.model
+        if len(body) >= guard.looks_from:
+            self._judge(exchange, guard, known.route, asked, target, key)
+        started_s = exchange.started_s
+        self._total_deadline_s = started_s + policy.route.total_timeout_s
+        if asked.stream and policy.route.sse_comment_interval_s:
+            self._comment_due_s = started_s + policy.route.sse_comment_interval_s
+        router.budget.request(started_s)
+        exchange.place = router.parallel.take(key)
+        exchange.charge = router.rates.admit(key, estimate(len(asked.body), asked.output_tokens), started_s)
+        self._call = Call(exchange, head, known, asked)
+        return None
 
-    def _plain_body(self, request: Request, policy: Policy) -> bytes:
-        kind = (request.head.get(b"content-type") or b"").lower()
-        if kind.startswith(b"multipart/"):
+    def _plain_body(self, request: Request, known: Known) -> bytes:
+        if known.multipart:
             raise Invalid("a JSON body (application/json) is accepted here, multipart is not", code="json_expected")
-        coding = b",".join(request.head.all(b"content-encoding")).strip().lower()
         body = request.body()
-        if coding in (b"", b"identity"):
+        if known.coding in (b"", b"identity"):
             return body
-        if coding == b"gzip":
-            return inflate(body, policy.route.max_body_bytes)
-        raise _UnsupportedCoding(coding)
-
-    def _target(self, name: str, key: ApiKey) -> Target:
-        """The target of a name. Raises NotFound, Denied (as a Problem in the family's shape)."""
-        target = self.router.table.find(name)
-        if target is None:
-            raise self.router.no_model(name, key)
-        if not target.allowed(key):
-            raise _NotAllowed(name)
-        return target
+        if known.coding == b"gzip":
+            return inflate(body, known.policy.route.max_body_bytes)
+        raise _UnsupportedCoding(known.coding)
 
     def _judge(self, exchange: Exchange, guard: Guard, route: Route, asked: Asked, target: Target, key: ApiKey) -> None:
         """Raises Invalid where the guard refuses."""
@@ -592,56 +600,195 @@ class Connection(Waiter):
 
     # --- trying endpoints
 
-    async def _try_endpoints(self, call: Call) -> None:
-        router, exchange, route = self.router, call.exchange, call.policy.route
-        tried: set[EndpointId] = set()
-        failure: Failure | None = None
-        retries_left = route.retries
-        while True:
-            # Asked anew for each attempt: an endpoint that was withdrawn meanwhile gets no retry.
-            target = self.router.table.find(call.asked.model)
-            if target is None or target.absence is not None:
-                if failure is not None:
-                    return await self._give_up(call, failure)
-                if target is not None:
-                    router.wake(target.model)
-                raise _absent(target, call.asked.model)
-            now_s = router.machine.now_s()
-            choice = choose(
-                target.tiers,
-                router.state,
-                now_s,
-                router.machine.rng,
-                policy=route.policy,
-                max_inflight=route.max_inflight_per_endpoint,
-                tried=tried,
-            )
-            if isinstance(choice, Shortage):
-                if failure is not None:
-                    return await self._give_up(call, failure)
-                raise _short(choice, call.asked.model)
-            state = router.state(choice.candidate.endpoint.id)
-            exchange.reason = choice.reason if exchange.attempts == 0 else "retry"
-            exchange.attempts += 1
-            failed = await self._attempt(call, choice, state)
-            if failed is None:
-                return None
-            failure = failed
-            if failed.withdrawn:
-                exchange.attempts -= 1
-                continue
-            tried.add(choice.candidate.endpoint.id)
-            if not failed.retry or retries_left <= 0:
-                return await self._give_up(call, failure)
-            if len(tried) < target.count:
-                if not router.budget.take(router.machine.now_s(), route.retry_budget):
-                    return await self._give_up(call, failure)
-                retries_left -= 1
-                router.metrics.retries += 1
+    def _try_nowait(self, call: Call) -> None:
+        """The first attempt, where a connection to the engine stands; else the task makes one. Raises LlmgwError."""
+        choice = self._choose(call)
+        if not isinstance(choice, Choice):
+            return
+        state = self._enter(call, choice)
+        upstream = state.take()
+        if upstream is not None:
+            self._ask(call, choice, state, upstream)
 
-    async def _give_up(self, call: Call, failure: Failure) -> None:
-        """Nobody is left to ask: the client gets the engine's own answer, or ours about it."""
+    async def _try_endpoints(self, call: Call) -> None:
+        """Until the client has an answer, whole or broken. Raises LlmgwError, Kicked."""
+        fresh = False
+        while True:
+            choice = call.choice
+            if choice is None:
+                found: Choice | Shortage | Failure | None = self._choose(call)
+                if isinstance(found, Shortage):
+                    found = await self._wait_turn(call)
+                    if found is None:
+                        continue
+                if isinstance(found, Failure):
+                    return self._give_up(call, found)
+                if found is None:
+                    return None
+                choice = found
+                self._enter(call, choice)
+            if self.relay is None and call.failure is None:
+                call.failure = await self._connect(call, choice, fresh=fresh)
+            while self.relay is not None:
+                await self.wait()
+            failure, call.failure = call.failure, None
+            if self._call is not call or failure is None:
+                return None  # the relay has settled it
+            fresh = failure.stale
+            if call.hidden and refuses_usage(failure.problem.status, failure.told):
+                call.usage, call.doubted = None, True  # what the client did not write must cost it nothing: once more, as it wrote it
+            elif not fresh and not self._goes_on(call, choice, failure):
+                return self._give_up(call, failure)
+
+    def _choose(self, call: Call) -> Choice | Shortage | None:
+        """Asked anew for each attempt: an endpoint that was withdrawn meanwhile gets no retry. A Shortage is to be waited out.
+
+        None: the client was told. Raises LlmgwError where nobody has been asked yet and there is nothing to wait for.
+        """
+        router = self.router
+        target = router.table.find(call.asked.model)
+        if target is None or target.absence is not None:
+            if call.last is not None:
+                self._give_up(call, call.last)
+                return None
+            if target is not None:
+                router.wake(target.model)
+            raise _absent(target, call.asked.model)
+        for endpoint in call.known.asked_endpoints:
+            target = target.pinned(endpoint)
+        if router.turns.queue.size and not call.tried and target.model in router.turns.queue:
+            choice: Choice | Shortage = OTHERS_WAIT  # nobody overtakes those who wait; a retry has had its turn
+        else:
+            choice = router.choose(target, call.tried)
+        if isinstance(choice, Shortage):
+            if call.tried and call.last is not None:
+                self._give_up(call, call.last)
+                return None
+            if choice.why is not Why.SATURATED:
+                raise _short(choice, call.asked.model)
+        return choice
+
+    async def _wait_turn(self, call: Call) -> Choice | Failure | None:
+        """Until a place is free and everybody before has had theirs. None: things have changed, look again.
+
+        Raises Overloaded when the queue is full or the wait too long, Kicked when the client is gone.
+        """
+        router, route, exchange, turns = self.router, call.policy.route, call.exchange, self.router.turns
+        if router.draining:
+            return Failure(STOPPING, Outcome.LEFT, retry=False)
+        began_s = router.reactor.now_s
+        model = exchange.model_label
+        ticket = Ticket(model, exchange.key, cost_of(len(call.asked.body)), began_s, self.wake)
+        name = cut(call.asked.model, 100)
+        if not turns.join(ticket, route.queue_max if route.queue_wait_s > 0 else 0):
+            exchange.reason = "queue_full"
+            raise _overloaded(name, f"{turns.queue.waiting(model)} requests wait for it already", router.wait_estimate_s(model))
+        self.deadline_s = began_s + route.queue_wait_s - call.waited_s
+        try:
+            while True:
+                called = turns.called(ticket)
+                if called is None:
+                    await self.wait()
+                elif called is Called.TURN:
+                    turns.redeem(ticket)
+                    target = router.table.find(call.asked.model)
+                    if target is None or target.model != model:  # an alias that means something else by now
+                        return None
+                    for endpoint in call.known.asked_endpoints:
+                        target = target.pinned(endpoint)
+                    choice = router.choose(target)
+                    if isinstance(choice, Choice):
+                        turns.took(ticket)
+                        return choice
+                    if not choice.passes:
+                        turns.dismiss(model)
+                elif called is Called.LOOK:
+                    return None
+                elif called is Called.STOPPING:
+                    return Failure(STOPPING, Outcome.LEFT, retry=False)
+                else:
+                    exchange.reason = "queue_full"
+                    raise _overloaded(name, "others have fewer requests waiting for it", router.wait_estimate_s(model))
+        except Kicked as kick:
+            if kick.why is Kick.CLIENT_GONE:
+                raise
+            if kick.why is Kick.STOPPING or self._late():
+                return no_answer(call, why_ended(kick.why, late=True))
+            exchange.reason = "queue_timeout"
+            turns.leave(ticket)
+            why = f"no place became free within {route.queue_wait_s:g} s"
+            raise _overloaded(name, why, router.wait_estimate_s(model)) from None
+        finally:
+            self.deadline_s = math.inf
+            turns.leave(ticket)
+            waited_s = router.reactor.now_s - began_s
+            call.waited_s += waited_s
+            router.metrics.waited(model, waited_s)
+
+    def _enter(self, call: Call, choice: Choice) -> EndpointState:
+        """The endpoint's turn begins. Balanced by `_end_attempt`."""
+        router, exchange = self.router, call.exchange
+        state = router.state(choice.candidate.endpoint.id)
+        exchange.endpoint = state.endpoint.id
+        exchange.reason = choice.reason if exchange.attempts == 0 else "retry"
+        if call.waited_s:
+            exchange.reason += f",waited:{call.waited_s:.3f}s"
+        exchange.attempts += 1
+        exchange.asked_s = self._began_s = router.reactor.now_s
+        state.began(exchange, self._began_s)
+        if router.turns.queue.size:
+            router.turns.give()
+        call.choice = choice
+        self._state = state
+        self._connect_s = 0.0
+        self._heard = False
+        return state
+
+    def _end_attempt(self, outcome: Outcome) -> None:
+        """What the attempt that is on says of its endpoint. Idempotent."""
+        state = self._state
+        if state is None:
+            return
+        self._state = None
+        self.deadline_s = math.inf
+        router, exchange = self.router, self.exchange
+        assert exchange is not None  # an attempt is part of one
+        route, now_s = router.policy.route, router.reactor.now_s
+        state.left(
+            exchange,
+            outcome,
+            now_s,
+            heard=self._heard,
+            failures_max=route.breaker_failures,
+            cooldown_s=route.breaker_cooldown_s,
+        )
+        router.place_left(state, exchange.model_label, now_s - self._began_s if outcome is Outcome.ANSWERED else None)
+
+    def _goes_on(self, call: Call, choice: Choice, failure: Failure) -> bool:
+        """An attempt has given the client nothing. May another be made?"""
+        router = self.router
+        self._end_attempt(failure.outcome)
+        call.choice = None
+        call.last = failure
+        if failure.withdrawn:
+            call.exchange.attempts -= 1
+            return True
+        call.tried.add(choice.candidate.endpoint.id)
+        if not failure.retry or call.retries_left <= 0:
+            return False
+        target = router.table.find(call.asked.model)
+        if target is not None and len(call.tried) < target.count:
+            if not router.budget.take(router.reactor.now_s, call.policy.route.retry_budget):
+                return False
+            call.retries_left -= 1
+            router.metrics.retries += 1
+        return True
+
+    def _give_up(self, call: Call, failure: Failure) -> None:
+        """Nobody is left to ask: the client gets the engine's own answer, or ours about it. Raises Kicked."""
         exchange, problem = call.exchange, failure.problem
+        self._call = None
+        self._patience(LOCAL_TIMEOUT_S)
         exchange.reason = problem.code
         if problem.status == 429:
             failure = attrs.evolve(failure, headers=self._soonest(call, failure.headers))
@@ -649,322 +796,139 @@ class Connection(Waiter):
         if exchange.attempts > 1:  # it was tried again already: a client that does the same multiplies the load
             extra.append((b"x-should-retry", b"false"))
         if self.head_sent or failure.body is None:
-            return await self._tell(exchange, attrs.evolve(problem, headers=(*problem.headers, *extra)))
+            return self.tell(exchange, attrs.evolve(problem, headers=(*problem.headers, *extra)))
         encoded = any(name == b"content-encoding" and value.lower() != b"identity" for name, value in failure.headers)
         if encoded or is_json(failure.body):
-            kept = list(failure.headers) if encoded else [_JSON, *(h for h in failure.headers if h[0] != b"content-type")]
-            return await self.answer(exchange, problem.status, [*kept, *extra], failure.body)
+            kept = header_lines([*(h for h in failure.headers if encoded or h[0] != b"content-type"), *extra])
+            return self.answer(exchange, problem.status, kept if encoded else JSON + kept, failure.body)
         hints = tuple(header for header in failure.headers if header[0] == b"retry-after")
-        return await self._tell(exchange, attrs.evolve(problem, headers=(*problem.headers, *hints, *extra)))
+        return self.tell(exchange, attrs.evolve(problem, headers=(*problem.headers, *hints, *extra)))
 
     def _soonest(self, call: Call, headers: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
         """The engine's headers with a Retry-After that is true for the model: the soonest end of a rest of its endpoints."""
         target = self.router.table.find(call.asked.model)
-        now_s = self.router.machine.now_s()
+        now_s = self.router.reactor.now_s
         rests = [self.router.state(c.endpoint.id).resting_until_s - now_s for tier in (target.tiers if target else ()) for c in tier]
         wait_s = max(1, math.ceil(min(rests, default=REST_DEFAULT_S)))
         return (*(h for h in headers if h[0] != b"retry-after"), (b"retry-after", b"%d" % wait_s))
 
-    async def _attempt(self, call: Call, choice: Choice, state: EndpointState) -> Failure | None:
-        """One endpoint's turn. None when the client has its answer (whole or broken). Raises Kicked when the client is gone."""
-        exchange, route = call.exchange, call.policy.route
-        exchange.endpoint = state.endpoint.id
-        outcome = Outcome.LEFT
-        state.began(exchange, self.router.machine.now_s())
-        self._state = state
-        self._heard = False
-        self._seen = self._progress
-        try:
-            failure = await self._converse(call, choice.candidate, state)
-            outcome = Outcome.ANSWERED if failure is None else failure.outcome
-            if failure is not None and failure.problem.status == 0:  # the answer is given, though it broke
-                return None
-            return failure
-        finally:
-            self._state = None
-            self._first_byte = False
-            self._idle_s = 0.0
-            self.deadline_s = math.inf
-            state.left(
-                exchange,
-                outcome,
-                self.router.machine.now_s(),
-                heard=self._heard,
-                failures_max=route.breaker_failures,
-                cooldown_s=route.breaker_cooldown_s,
-            )
-
-    async def _converse(self, call: Call, candidate: Candidate, state: EndpointState) -> Failure | None:
-        upstream = state.take()
-        while True:
-            if upstream is None:
-                self.set_deadline(call.policy.route.connect_timeout_s)
-                try:
-                    upstream = await state.connect(self.router.machine, self)
-                except Unreachable as err:
-                    if err.local:
-                        return Failure(_unreachable(str(err)), Outcome.LEFT, retry=False)
-                    outcome = Outcome.REFUSED if err.refused else Outcome.FAILED
-                    return Failure(_unreachable(str(err)), outcome, retry=True)
-                except Kicked as kick:
-                    if kick.why is Kick.EXPIRED and not self.expired_total():
-                        text = f"connecting took longer than {call.policy.route.connect_timeout_s:g} s"
-                        return Failure(_unreachable(text), Outcome.FAILED, retry=True)
-                    return self._interrupted(kick)
-            self._held = upstream
+    async def _connect(self, call: Call, choice: Choice, *, fresh: bool) -> Failure | None:
+        """Asks the endpoint, on a pooled connection unless `fresh`. None: the relay has it. Raises Kicked when the client is gone."""
+        state, route = self._state, call.policy.route
+        assert state is not None  # entered
+        upstream = None if fresh else state.take()
+        if upstream is None:
+            self.set_deadline(route.connect_timeout_s)
+            began_s = self.router.machine.now_s()
             try:
-                if state.retired:
-                    return Failure(_unreachable("the endpoint was withdrawn"), Outcome.LEFT, retry=True, withdrawn=True)
-                reader = ResponseReader()
-                ended = await self._ask(call, candidate, upstream, reader)
-                if ended is None:
-                    return await self._deliver(call, candidate, state, upstream, reader)
-                if not (ended.end is End.LOST and upstream.reused and reader.untouched and not state.retired):
-                    return self._no_answer(call, ended)
-            finally:
-                if self._held is not None:
-                    self._held.close()
-                    self._held = None
-            upstream = None  # it had been closed by the engine while it was pooled: once more, on a fresh connection
-
-    def _interrupted(self, kick: Kicked) -> Failure:
-        """A wait for the engine was ended by the total limit or the router's end. Raises Kicked when the client is gone."""
-        if kick.why is Kick.EXPIRED:
-            return Failure(Problem(504, "timeout", "the request took longer than the total limit"), Outcome.LEFT, retry=False)
-        if kick.why is Kick.STOPPING:
-            return Failure(_STOPPING, Outcome.LEFT, retry=False)
-        raise kick
-
-    def _no_answer(self, call: Call, ended: Ended) -> Failure:
-        """The engine gave no (whole) answer, and the client has got nothing yet."""
-        if ended.end is End.SILENT:
-            text = f"the engine gave no byte in time: {ended.text}"
-            return Failure(Problem(504, "upstream_timeout", text, upstream=True), Outcome.SILENT, retry=True)
-        if ended.end is End.LATE:
-            limit_s = call.policy.route.total_timeout_s
-            problem = Problem(504, "timeout", f"the request took longer than the total limit of {limit_s:g} s")
-            return Failure(problem, Outcome.LEFT, retry=False)
-        if ended.end is End.STOPPING:
-            return Failure(_STOPPING, Outcome.LEFT, retry=False)
-        code = "upstream_invalid" if ended.end is End.GARBLED else "upstream_disconnected"
-        return Failure(Problem(502, code, ended.text, upstream=True), Outcome.FAILED, retry=True)
-
-    def _engine_head(self, call: Call, state: EndpointState) -> bytes:
-        exchange, head = call.exchange, call.head
-        rows = [
-            b"POST %b%b HTTP/1.1\r\nhost: %b\r\n" % (state.base, head.target, state.host_header),
-            b"accept-encoding: identity\r\ncontent-type: application/json\r\nx-request-id: %b\r\n" % exchange.id.encode(),
-        ]
-        if state.endpoint.key:
-            name = b"x-api-key: " if call.route.family is Family.ANTHROPIC else b""
-            if name:
-                rows.append(name + state.endpoint.key.encode("utf-8", "surrogateescape") + b"\r\n")
-            rows.append(b"authorization: Bearer " + state.endpoint.key.encode("utf-8", "surrogateescape") + b"\r\n")
-        named = {token.strip().lower() for value in head.all(b"connection") for token in value.split(b",")}
-        rows += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] in _FORWARDED and pair[0] not in named]
-        return b"".join(rows)
-
-    async def _ask(self, call: Call, candidate: Candidate, upstream: Upstream, reader: ResponseReader) -> Ended | None:
-        """Sends the request and reads the answer's head. None when that is whole."""
-        asked = call.asked
-        body = asked.body if candidate.engine_name == asked.model else asked.with_model(candidate.engine_name)
-        head = self._engine_head(call, upstream.state) + b"content-length: %d\r\n\r\n" % len(body)
-        self.set_deadline(call.policy.route.first_byte_timeout_s)
-        self._first_byte = True
-        pieces: list[bytes] = [head + body] if len(body) < JOIN_MAX else [head, body]
-        try:
-            for piece in pieces:
-                view = memoryview(piece)
-                while view and not reader.head_done:
-                    sent = upstream.send(view[:SEND_MAX])
-                    view = view[sent:]
-                    if sent:
-                        continue
-                    early = upstream.receive()
-                    if early:  # the engine answers while the body is still going out: it wants no more of it
-                        self.heard()
-                        reader.feed(early)
-                        reader.refuse_reuse()
-                        break
-                    if early is not None:
-                        return Ended(End.LOST, "the engine closed the connection while the request was sent")
-                    await self.either(upstream.descriptor)
-                    # A long body is no silence of the engine while it moves.
-                    self.set_deadline(call.policy.route.first_byte_timeout_s)
-        except Kicked as kick:
-            if kick.why is Kick.CLIENT_GONE:
-                raise
-            if kick.why is Kick.STOPPING:
-                return Ended(End.STOPPING)
-            return Ended(End.LATE if self.expired_total() else End.SILENT, "the engine did not take the request")
-        except OSError as err:  # it may have answered before it closed; what it said is still there to be read
-            reader.refuse_reuse()
-            with contextlib.suppress(OSError):
-                while not reader.head_done and (early := upstream.receive()):
-                    reader.feed(early)
-            if not reader.head_done:
-                return Ended(End.LOST, f"the engine closed the connection: {err.strerror or err}")
-        while not reader.head_done:
-            if reader.broken:
-                return Ended(End.GARBLED, reader.broken)
-            ended = await pull(self, upstream, reader)
-            if ended is not None:
-                return ended
+                upstream = await state.connect(self.router.machine, self)
+            except Unreachable as err:
+                if err.local:
+                    return Failure(_unreachable(str(err)), Outcome.LEFT, retry=False)
+                return Failure(_unreachable(str(err)), Outcome.REFUSED if err.refused else Outcome.FAILED, retry=True)
+            except Kicked as kick:
+                if kick.why is Kick.CLIENT_GONE:
+                    raise
+                if kick.why is Kick.EXPIRED and not self._late():
+                    text = f"connecting took longer than {route.connect_timeout_s:g} s"
+                    return Failure(_unreachable(text), Outcome.FAILED, retry=True)
+                return no_answer(call, why_ended(kick.why, late=True))
+            self._connect_s = self.router.machine.now_s() - began_s
+        if state.retired:
+            upstream.close()
+            return Failure(_unreachable("the endpoint was withdrawn"), Outcome.LEFT, retry=True, withdrawn=True)
+        self._ask(call, choice, state, upstream)
         return None
 
-    # --- the engine's answer
+    def _ask(self, call: Call, choice: Choice, state: EndpointState, upstream: Upstream) -> None:
+        """Sends the request; from here on the relay has it."""
+        asked, known = call.asked, call.known
+        engine_name = choice.candidate.engine_name
+        call.hidden = call.usage is not None and state.tells_usage
+        body = asked.as_sent(engine_name, *((call.usage,) if call.usage is not None and call.hidden else ()))
+        head = b"POST %b%b HTTP/1.1\r\n%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+            state.base, call.head.target, state.head_lines(known.route.family is Family.ANTHROPIC), known.forwarded,
+            call.exchange.id, len(body),
+        )  # fmt: skip
+        if call.exchange.attempts == 1:  # read anew, because the reactor's clock stands still while we work
+            router = self.router
+            overhead_s = router.machine.now_s() - call.exchange.started_s - call.waited_s - self._connect_s
+            router.metrics.asked(call.exchange.model_label, overhead_s if overhead_s > 0 else 0.0)
+        self._reads = 0
+        self.relay = relay = Relay(self, self.router, call, state, upstream)
+        relay.start(head, body)
 
-    async def _deliver(
-        self, call: Call, candidate: Candidate, state: EndpointState, upstream: Upstream, reader: ResponseReader
-    ) -> Failure | None:
-        status = reader.status
-        kind = (reader.get(b"content-type") or b"").lower()
-        plain = (reader.get(b"content-encoding") or b"identity").lower() == b"identity"
-        events = status < 300 and plain and kind.startswith(b"text/event-stream")
-        if not events:  # a stream's first event may yet be an error
-            state.answered(status)
-        if status > 599:
-            problem = Problem(
-                502, "upstream_invalid", f"the engine answered with a status that HTTP does not have ({status})", upstream=True
-            )
-            return Failure(problem, Outcome.FAILED, retry=True)
-        if status >= 400:
-            return await self._engine_error(call, state, upstream, reader)
-        if status >= 300:
-            problem = Problem(502, "upstream_redirect", f"the engine answered with a redirect ({status})", upstream=True)
-            return Failure(problem, Outcome.FAILED, retry=True)
-        rename = call.asked.model if candidate.engine_name != call.asked.model or call.exchange.model_label != call.asked.model else None
-        if events:
-            return await self._deliver_events(call, state, upstream, reader, rename)
-        return await self._deliver_bytes(call, state, upstream, reader, rename if plain and b"json" in kind else None)
+    # --- what a relay asks
 
-    def _release(self, state: EndpointState, upstream: Upstream, reader: ResponseReader) -> None:
-        """Back into the pool with it, if the answer was whole and nothing came after it."""
-        if reader.surplus:
-            self.router.metrics.surplus += 1
-        if reader.reusable:
-            self._held = None
-            state.keep(upstream, self.router.machine.now_s())
+    def set_deadline(self, after_s: float) -> None:
+        self.deadline_s = self.router.reactor.now_s + after_s
 
-    async def _engine_error(self, call: Call, state: EndpointState, upstream: Upstream, reader: ResponseReader) -> Failure:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            data = reader.take()
-            if data:
-                parts.append(data)
-                size += len(data)
-            if reader.complete or size > ERROR_BODY_MAX:
-                break
-            ended = await pull(self, upstream, reader)
-            if ended is not None:
-                if ended.end in (End.LATE, End.STOPPING):
-                    return self._no_answer(call, ended)
-                break  # what came of the error is what the client is told
-        self._release(state, upstream, reader)
-        status, body = reader.status, b"".join(parts)[:ERROR_BODY_MAX]
-        if status == 429:
-            wait_s = retry_after_s(reader.get(b"retry-after"), REST_DEFAULT_S)
-            state.resting_until_s = self.router.machine.now_s() + wait_s
-        text = cut(body.decode("utf-8", "replace").strip()) or "no text"
-        problem = Problem(status, "upstream_error", f"the engine answered {status}: {text}", upstream=True)
-        headers = tuple(_passed_on(reader.headers))
-        outcome = Outcome.FAILED if status >= 500 else Outcome.ANSWERED
-        return Failure(problem, outcome, retryable_status(status), body, headers)
-
-    def _stream_head(self, exchange: Exchange, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-        rows = list(headers) or [(b"content-type", b"text/event-stream; charset=utf-8")]
-        rows += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-        return self._head(exchange, 200, rows, None)
-
-    async def _deliver_events(
-        self, call: Call, state: EndpointState, upstream: Upstream, reader: ResponseReader, rename: str | None
-    ) -> Failure | None:
-        exchange = call.exchange
-        relay = EventRelay(self, upstream, reader, call.route, rename)
-        first = await relay.begin()
-        state.answered(first.status if isinstance(first, Problem) else reader.status)
-        if isinstance(first, Ended):
-            return self._no_answer(call, first)
-        if isinstance(first, Problem):
-            outcome = Outcome.FAILED if first.status >= 500 else Outcome.ANSWERED
-            return Failure(first, outcome, retry=retryable_status(first.status))
-        if not self.head_sent:
-            await self.send(self._stream_head(exchange, _passed_on(reader.headers)))
-        ended = await relay.run()
-        if ended.end is End.DONE:
-            self._release(state, upstream, reader)
-            if self.chunked:
-                await self._send_end(relay.ended)
-            if relay.failed:
-                exchange.reason, exchange.status = "upstream_error", 502
-                return _given(Outcome.FAILED)
-            return None
-        return await self._break_off(call, ended)
-
-    async def _send_end(self, had_everything: bool) -> None:
-        """The end of the chunked coding. A client that left after the last event has lost nothing."""
-        try:
-            await self.send(http1.LAST_CHUNK)
-        except Kicked:
-            if not had_everything:
-                raise
-
-    async def _break_off(self, call: Call, ended: Ended) -> Failure:
-        """The stream is out and cannot be finished: one error event tells so, and no `[DONE]`."""
-        self.router.metrics.streams_broken += 1
-        failure = self._no_answer(call, ended)
+    def _patience(self, after_s: float) -> None:
+        """From now on only the client is waited for."""
         self.deadline_s = math.inf
-        self._total_deadline_s = self.router.machine.now_s() + LOCAL_TIMEOUT_S
-        call.exchange.reason = failure.problem.code
-        await self._tell(call.exchange, failure.problem)
-        return _given(failure.outcome)
+        self._total_deadline_s = self.router.reactor.now_s + after_s
 
-    async def _deliver_bytes(
-        self, call: Call, state: EndpointState, upstream: Upstream, reader: ResponseReader, rename: str | None
-    ) -> Failure | None:
-        exchange = call.exchange
-        relay = BytesRelay(self, upstream, reader, rename)
-        ended = await relay.begin()
-        if ended is not None:
-            # The engine had begun to answer, so it did the work: asking another would do it twice.
-            return attrs.evolve(self._no_answer(call, ended), retry=False)
-        headers = [h for h in _passed_on(reader.headers) if h[0] != b"content-length"]
-        if self.head_sent:  # comments went out for a stream, and the engine gave none
-            problem = Problem(502, "upstream_invalid", "the engine answered without a stream", upstream=True)
-            return Failure(problem, Outcome.ANSWERED, retry=False)
-        whole = relay.whole
-        if whole is not None:
-            self.first_content()
-            self._release(state, upstream, reader)
-            bodyless = reader.status == 204
-            await self.send(self._head(exchange, reader.status, headers, 0 if bodyless else len(whole)) + whole)
-            return None
-        length = reader.length if rename is None and reader.framing is http1.Framing.LENGTH else None
-        await self.send(self._head(exchange, reader.status, headers, length))
-        ended = await relay.run()
-        if ended.end is End.DONE:
-            if self.chunked:
-                await self.send(http1.LAST_CHUNK)
-            self._release(state, upstream, reader)
-            return None
-        # A body that is not a stream has no place for an error: it is cut, without the end that would make it look whole.
-        failure = self._no_answer(call, ended)
+    def first_content(self) -> None:
+        exchange = self.exchange
+        if exchange is not None and exchange.first_s is None:
+            exchange.first_s = self.router.reactor.now_s - exchange.started_s
+            self._comment_due_s = math.inf
+            if self._call is not None:
+                self._call.forget_body()
+
+    def relayed(self, relay: Relay, verdict: Verdict) -> None:
+        self._heard = relay.reads > 0
+        self.relay = None
+        call, exchange = self._call, self.exchange
+        assert call is not None
+        assert exchange is not None
+        if isinstance(verdict, Failure):
+            call.failure = verdict
+            return self.wake()
+        if call.doubted:
+            relay.state.tells_usage = False  # it was our question; an error may also name it because it quotes the request
+        self._end_attempt(verdict.outcome)
+        self._call = None
+        try:
+            if verdict.end is not End.DONE:
+                self._break_off(call, verdict)
+            elif verdict.outcome is Outcome.FAILED:
+                exchange.reason, exchange.status = "upstream_error", 502
+        except Kicked:
+            return self._give_up_on_client(Kick.CLIENT_GONE)
+        if self.out:
+            self._patience(LOCAL_TIMEOUT_S)
+            return self.wake()
+        self._settle()  # here and not in the task: a client that leaves now has had its answer
+        if not self._starting and not (self._rests and not self._over and self._read_nowait()):
+            self.wake()
+        return None
+
+    def _break_off(self, call: Call, ended: Ended) -> None:
+        """The answer is out and cannot be finished. In a stream one error event tells so, and no `[DONE]`. Raises Kicked.
+
+        A body that is not a stream has no place for an error: it is cut, without the end that would make it look whole.
+        """
+        exchange, problem = call.exchange, no_answer(call, ended).problem
         self.router.metrics.streams_broken += 1
-        exchange.reason, exchange.status, exchange.close_after = failure.problem.code, failure.problem.status, True
-        return _given(failure.outcome)
+        exchange.reason = problem.code
+        if ended.events:
+            self.tell(exchange, problem)
+        else:
+            exchange.status, exchange.close_after = problem.status, True
+
+    def _comment(self, now_s: float) -> None:
+        """Called by the sweeper while the engine is waited for: a comment keeps proxies from cutting a silent stream."""
+        exchange = self.exchange
+        if exchange is None or self._call is None or self.out:
+            return
+        self._comment_due_s = now_s + self.router.policy.route.sse_comment_interval_s
+        data = b"" if self.head_sent else self.stream_head(exchange, b"")
+        comment = b": keep-alive\n\n"
+        with contextlib.suppress(Kicked):
+            self.push(data + (http1.chunk(comment) if self.chunked else comment))
 
 
-def _given(outcome: Outcome) -> Failure:
-    """The client has got its answer, though a broken one; only the endpoint's account is left to settle."""
-    return Failure(Problem(0, "", ""), outcome, retry=False)
-
-
-def _passed_on(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [pair for pair in headers if pair[0] not in _WITHHELD and not pair[0].startswith(b"access-control-")]
-
-
-_STOPPING: Final = Problem(503, "shutting_down", "the router is stopping; ask again", retry_after_s=1.0)
 UNREACHABLE_RETRY_S: Final = 1.0
 
 
@@ -1005,11 +969,14 @@ def _absent(target: Target | None, name: str) -> LlmgwError:
 ABSENT_RETRY_S: Final = 5.0  # chosen: a model that loads takes seconds to minutes; a client that asks every 5 s costs nothing
 
 
+def _overloaded(name: str, why: str, wait_s: float) -> Overloaded:
+    return Overloaded(f"every endpoint of the model {name!r} is at its limit, and {why}", retry_after_s=wait_s)
+
+
 def _short(shortage: Shortage, name: str) -> LlmgwError:
     wait_s = shortage.retry_after_s
     shown = cut(name, 100)
-    if shortage.why is Why.SATURATED:
-        return Overloaded(f"every endpoint of the model {shown!r} is at its limit", retry_after_s=wait_s, code="overloaded")
     if shortage.why is Why.RESTING:
         return Overloaded(f"every endpoint of the model {shown!r} has asked for a pause", retry_after_s=wait_s, code="rate_limited")
-    return Unavailable(f"no endpoint of the model {shown!r} can be reached", retry_after_s=wait_s, code="unreachable")
+    text = f"every endpoint of the model {shown!r} has failed of late, and is tried again after a pause"
+    return Unavailable(text, retry_after_s=wait_s, code="unreachable")

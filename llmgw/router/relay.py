@@ -1,34 +1,63 @@
-"""Moves an engine's answer to the client, behind one small interface: begin, run, and how it ended.
+"""One conversation with an engine: sends the request, moves the answer to the client, and says how it ended.
 
-*Bytes*: nothing to change. *Events*: each event is let go as soon as it is whole, with the client's model name in it where
-the engine was asked by another, and the end is made true: one `[DONE]` or none. The parser reads first and only the answer's
-own body is passed on, so bytes beyond its end reach nobody. Memory is bounded: nothing is read while the client is slow.
+Everything here is called by the reactor and waits for nothing; whoever started the conversation is told its end by one call of
+`Client.relayed`. Until the first content nothing has been given, and the end is a Failure that another endpoint may make good.
+*Bytes*: nothing to change. *Events*: each event is let go as soon as it is whole, with the client's model name in it where the
+engine was asked by another, and the end is made true: one `[DONE]` or none. The parser reads first and only the answer's own
+body is passed on, so bytes beyond its end reach nobody. Memory is bounded: nothing is read while the client is slow.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
-import trio
 
 from llmgw.router import http1, sse
-from llmgw.router.body import model_span, renamed
-from llmgw.router.families import LAST_EVENTS, Family, Problem, Route, engine_problem
-from llmgw.router.http1 import Framing, ResponseReader
+from llmgw.router.answer_headers import ENDPOINT
+from llmgw.router.body import is_json, model_span, renamed
+from llmgw.router.breaker import Outcome
+from llmgw.router.client import SEND_MAX, Client, header_lines
+from llmgw.router.exchange import Call, Failure
+from llmgw.router.families import LAST_EVENTS, Family, Problem, cut, engine_problem
+from llmgw.router.http1 import AnswerHead, Framing, ResponseReader
+from llmgw.router.metrics import Histogram
+from llmgw.router.reactor import GONE, READ, WRITE
+from llmgw.router.retry import retry_after_s, retryable_status
 from llmgw.router.sweeper import Kick, Kicked
-from llmgw.router.upstreams import Upstream
+from llmgw.router.upstreams import READ_BYTES, EndpointState, Upstream, User
+from llmgw.router.usage import USAGE_KEY, Meter
+
+if TYPE_CHECKING:
+    from llmgw.router.router import Router
+    from llmgw.router.table import Candidate
 
 SNIFF_MAX: Final = 8192  # bytes looked at for a first content before the answer is passed on as it is (cases.md, B006)
-HOLD_MAX: Final = 65_536  # bytes of a plain answer held back, so that an engine that dies early is a 502 and not a cut body
+HOLD_MAX: Final = 65_536  # bytes of JSON held back, so that an engine that dies early is a 502 and not a cut body; sound is let go at once
 RENAME_MAX: Final = 64 * 1024 * 1024  # bytes of a plain answer that can be renamed; beyond it the body is passed on unchanged
+ERROR_BODY_MAX: Final = 1024 * 1024  # bytes of an engine's error that are kept for the client
 TAIL_S: Final = 1.0  # how long the end of the message may take after `[DONE]`; then the connection is given up
 READS_PER_TURN: Final = 16  # reads without a wait before other connections get their turn: 1 MB
+JOIN_MAX: Final = 16_384  # bytes; head and body go out in one piece below, in two above (router-measurements.md)
+REST_DEFAULT_S: Final = 1.0  # for a 429 without Retry-After
+
+# What of an engine's head a client does not get: framing and hops are ours, and so are cookies, ids and CORS.
+_WITHHELD: Final = frozenset(
+    {
+        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
+        b"upgrade", b"content-length", b"set-cookie", b"x-request-id", b"server", b"alt-svc", b"cache-control",
+        b"x-accel-buffering", b"vary", b"strict-transport-security", b"www-authenticate", ENDPOINT,
+    }
+)  # fmt: skip
+# Limits that an engine tells of are those of our account there, and no client's.
+_WITHHELD_BEGINNINGS: Final = (b"access-control-", b"x-ratelimit-", b"anthropic-ratelimit-")
 
 
 class End(enum.Enum):
-    """How a relay ended."""
+    """How a conversation ended."""
 
     DONE = "done"
     LOST = "lost"  # the engine's connection broke, or its answer did not end as it should
@@ -40,162 +69,400 @@ class End(enum.Enum):
 
 @attrs.frozen
 class Ended:
-    """`text` tells an operator what was seen."""
+    """The client was given an answer. `text` tells an operator what was seen, `outcome` what it says of the endpoint.
+
+    `events`: what broke is a stream of events, in which an error has a place.
+    """
 
     end: End
     text: str = ""
+    outcome: Outcome = Outcome.ANSWERED
+    events: bool = False
 
 
-class Link(Protocol):
-    """The client's side of a relay, and the one place it waits."""
-
-    head_sent: bool
-    chunked: bool
-
-    async def send(self, data: bytes) -> None:
-        """All of it. Raises Kicked."""
-        ...
-
-    async def readable(self, descriptor: int) -> None: ...
-
-    def heard(self) -> None:
-        """A byte came from the engine: silence is counted anew."""
-        ...
-
-    def set_deadline(self, after_s: float) -> None:
-        """The wait must end this many seconds from now, whatever comes."""
-        ...
-
-    def first_content(self) -> None:
-        """Now the client gets the engine's first content."""
-        ...
-
-    def expired_total(self) -> bool:
-        """Was it the total limit that has just passed?"""
-        ...
+_DONE: Final = Ended(End.DONE)
+Verdict = Ended | Failure
 
 
-async def pull(link: Link, upstream: Upstream, reader: ResponseReader) -> Ended | None:
-    """Reads once from the engine into `reader`, waiting if it must. Says how it ended, None to go on. Raises Kicked for the client."""
-    while True:
-        try:
-            data = upstream.receive()
-        except OSError as err:  # a reset ends nothing: not even an answer that is delimited by the close
-            return Ended(End.LOST, f"the engine's connection broke: {err.strerror or err}")
-        if data is None:
+class AnswerKind:
+    """What an engine's head says of its body, and the header lines of it that a client gets."""
+
+    __slots__ = ("events", "json", "lines")
+
+    def __init__(self, head: AnswerHead) -> None:
+        kind = (head.get(b"content-type") or b"").lower()
+        plain = (head.get(b"content-encoding") or b"identity").lower() == b"identity"
+        self.events = head.status < 300 and plain and kind.startswith(b"text/event-stream")
+        self.json = plain and b"json" in kind
+        self.lines = header_lines(passed_on(head.headers))
+
+
+def passed_on(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    # RFC 9110, 7.6.1: what the engine's `Connection` names is for this hop alone.
+    hop = {token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")}
+    return [pair for pair in headers if pair[0] not in _WITHHELD and pair[0] not in hop and not pair[0].startswith(_WITHHELD_BEGINNINGS)]
+
+
+class _Answer:
+    """How one kind of answer is handled. `had_everything`: the client has got all that matters, so that it may leave."""
+
+    __slots__ = ("had_everything",)
+
+    def __init__(self) -> None:
+        self.had_everything = False
+
+    def step(self) -> Verdict | None:
+        """More of it has come. None to go on."""
+        raise NotImplementedError
+
+    def broken(self, ended: Ended) -> Verdict:
+        """The conversation ended without the message's end."""
+        raise NotImplementedError
+
+
+class Relay(User):
+    """One conversation on one connection. Ends with exactly one call of `relayed` or `gone`, also where it is told to end."""
+
+    __slots__ = ("_answer", "_missed", "_unsent", "call", "link", "over", "reader", "reads", "router", "state", "tail", "upstream")
+
+    def __init__(self, link: Client, router: Router, call: Call, state: EndpointState, upstream: Upstream) -> None:
+        super().__init__()
+        self.link = link
+        self.router = router
+        self.call = call
+        self.state = state
+        self.upstream = upstream
+        self.reader = ResponseReader(state.heads)
+        self.reads = 0  # how often something came: the sweep tells silence by it
+        self.tail = False  # the client has everything, only the message's end is still awaited
+        self.over = False
+        self._answer: _Answer | None = None
+        self._unsent: list[memoryview] = []
+        self._missed = False  # there may be more to read, but the client was slow
+        upstream.user = self
+
+    def start(self, head: bytes, body: bytes) -> None:
+        """Sends the request."""
+        self.link.set_deadline(self.call.policy.route.first_byte_timeout_s)
+        pieces = [head + body] if len(body) < JOIN_MAX else [head, body]
+        for index, piece in enumerate(pieces):
             try:
-                await link.readable(upstream.descriptor)
-            except Kicked as kick:
-                if kick.why is Kick.EXPIRED:
-                    if link.expired_total():
-                        return Ended(End.LATE, "the total limit has passed")
-                    return Ended(End.SILENT, "the engine was silent for too long")
-                if kick.why is Kick.STOPPING:
-                    return Ended(End.STOPPING, "the router is stopping")
-                raise
-            continue
-        if not data:
-            reader.end()
-            return None if reader.complete else Ended(End.LOST, "the engine closed the connection")
-        link.heard()
-        reader.feed(data)
-        if reader.broken:
-            return Ended(End.GARBLED, reader.broken)
+                sent = self.upstream.send(piece)
+            except OSError as err:
+                return self._not_taken(err)
+            if sent < len(piece):
+                self._unsent = [memoryview(piece)[sent:], *(memoryview(later) for later in pieces[index + 1 :])]
+                return None
         return None
 
+    # --- what the reactor tells
 
-class EventRelay:
-    """Relays a stream of events. First `begin` until it has content (or tells why not), then the head is sent, then `run`."""
+    def engine_ready(self, events: int) -> None:
+        if self._unsent and events & WRITE:
+            self._send()
+        if events & READ and not self.over:
+            self._read(bool(events & GONE))
 
-    def __init__(self, link: Link, upstream: Upstream, reader: ResponseReader, route: Route, rename: str | None) -> None:
-        self.link = link
-        self.upstream = upstream
-        self.reader = reader
-        self.route = route
-        self.rename = rename
-        self.scanner = sse.EventScanner()
-        self.held: list[bytes] = []  # events before the first content
-        self.ended = False  # the family's last event was passed on
-        self.finished = False  # a choice has said why it ended
-        self.failed = False  # an error event of the engine was passed on
-        self.parse_warnings = 0
+    def failed(self, error: Exception) -> None:
+        self.drop()
+        self.link.failed(error)
 
-    async def begin(self) -> Ended | Problem | None:
-        """Until the first content is at hand: None. A first event that is an error is a Problem; an end before content is Ended."""
-        size = 0
-        while True:
-            data = self.reader.take()
-            size += len(data)
-            events = self.scanner.feed(data) if data else []
-            for index, event in enumerate(events):
-                self.held.append(event)
-                content = sse.data_of(event)
-                if content is None or not content.strip():
-                    continue
-                error = sse.error_of(event)
-                if error is not None:
-                    return engine_problem(error)
-                self.held += events[index + 1 :]
+    def resume(self) -> None:
+        """The client has taken everything: go on reading."""
+        if self._missed and not self.over:
+            self._missed = False
+            self._read(True)
+
+    def _send(self) -> None:
+        unsent, upstream = self._unsent, self.upstream
+        try:
+            while unsent:
+                view = unsent[0]
+                sent = upstream.send(view[:SEND_MAX])
+                if not sent:
+                    return
+                self.link.set_deadline(self.call.policy.route.first_byte_timeout_s)  # a long body is no silence while it moves
+                if sent == len(view):
+                    del unsent[0]
+                else:
+                    unsent[0] = view[sent:]
+        except OSError as err:
+            self._not_taken(err)
+
+    def _not_taken(self, err: OSError) -> None:
+        """The engine closed while it was sent to. It may have answered before that; what it said is still there to be read."""
+        self._unsent = []
+        self.reader.refuse_reuse()
+        with contextlib.suppress(OSError):
+            while not self.reader.head_done and (early := self.upstream.receive()):
+                self.reads += 1
+                self.reader.feed(early)
+        if not self.reader.head_done:
+            return self.end(Ended(End.LOST, f"the engine closed the connection: {err.strerror or err}"))
+        self._step()
+        if not self.over:
+            self._read(True)
+        return None
+
+    def _read(self, to_the_end: bool) -> None:
+        """Reads what is there. `to_the_end`: a short read does not mean that nothing is left."""
+        reader, upstream, link = self.reader, self.upstream, self.link
+        to_the_end = to_the_end or upstream.secure
+        for _ in range(READS_PER_TURN):
+            if link.out:
+                self._missed = True
                 return None
-            if self.reader.complete:
-                return Ended(End.LOST, "the engine ended its stream before any content")
-            if size > SNIFF_MAX:
-                return None
-            ended = await pull(self.link, self.upstream, self.reader)
-            if ended is not None:
-                return ended
-
-    async def run(self) -> Ended:
-        """Passes on all that comes until the end. The head must have been sent. Raises Kicked when the client is gone."""
-        held, self.held = self.held, []
-        out = self._events(held)
-        if out:
-            self.link.first_content()
-            await self._send(out)
-        turns = 0
-        while True:
-            data = self.reader.take()
-            if data:
-                out = self._events(self.scanner.feed(data))
-                if self.scanner.overflow:
-                    return Ended(End.GARBLED, f"one event is larger than {sse.EVENT_MAX} bytes")
-                if out:
-                    self.link.first_content()
-                    await self._send(out)
-                if self.ended and not self.reader.complete:
-                    self.link.set_deadline(TAIL_S)
-            if self.reader.complete:
-                return await self._end()
-            turns += 1
-            if turns % READS_PER_TURN == 0:
-                await trio.lowlevel.checkpoint()
             try:
-                ended = await pull(self.link, self.upstream, self.reader)
-            except Kicked:
-                if self.ended:  # the client left after the stream's last event: it had everything
-                    return Ended(End.DONE, "the client left after the last event")
-                raise
-            if ended is not None:
-                return await self._broken(ended)
+                data = upstream.receive()
+            except OSError as err:  # a reset ends nothing: not even an answer that is delimited by the close
+                return self.end(Ended(End.LOST, f"the engine's connection broke: {err.strerror or err}"))
+            if data is None:
+                return None
+            if data:
+                self.reads += 1
+                reader.feed(data)
+                if self._unsent:  # the engine answers while the body is still going out
+                    reader.refuse_reuse()
+                    if reader.head_done:  # and wants no more of it
+                        self._unsent = []
+            else:
+                reader.end()
+                if not reader.complete:
+                    while_sent = " while the request was sent" if self._unsent else ""
+                    return self.end(Ended(End.LOST, f"the engine closed the connection{while_sent}"))
+            self._step()
+            if self.over:
+                return None
+            if len(data) < READ_BYTES and not to_the_end:
+                return None
+        self.router.reactor.again(self.upstream, READ | (GONE if to_the_end else 0))
+        return None
 
-    def _events(self, events: list[bytes]) -> bytes:
+    def _step(self) -> None:
+        reader = self.reader
+        try:
+            if reader.broken:
+                return self.end(Ended(End.GARBLED, reader.broken))
+            answer = self._answer
+            if answer is None:
+                if not reader.head_done:
+                    return None
+                found = self._begin()
+                if isinstance(found, Failure):
+                    return self._finish(found)
+                self._answer = answer = found
+            verdict = answer.step()
+            if verdict is not None:
+                self._finish(verdict)
+        except Kicked:
+            self.client_gone()
+        return None
+
+    # --- how it ends
+
+    def end(self, ended: Ended) -> None:
+        """It is over although the message is not: the engine's connection broke, or somebody's patience is at its end."""
+        if self.over:
+            return
+        reader = self.reader
+        try:
+            if self._answer is not None:
+                self._finish(self._answer.broken(ended))
+            elif ended.end is End.LOST and self.upstream.reused and reader.untouched and not self.state.retired:
+                self._finish(attrs.evolve(no_answer(self.call, ended), stale=True))
+            else:
+                if ended.end is End.SILENT and self._unsent:
+                    ended = Ended(End.SILENT, "the engine did not take the request")
+                self._finish(no_answer(self.call, ended))
+        except Kicked:
+            self.client_gone()
+
+    def client_gone(self) -> None:
+        """Nobody is left to relay to."""
+        if self.over:
+            return None
+        if self._answer is not None and self._answer.had_everything:  # it left after the last event
+            return self._finish(_DONE)
+        self.drop()
+        self.link.gone()
+        return None
+
+    def drop(self) -> None:
+        """Gives the conversation up without a word."""
+        self.over = True
+        self._unsent = []
+        self._answer = None
+        self.upstream.close()
+
+    def _finish(self, verdict: Verdict) -> None:
+        self.over = True
+        self._unsent = []
+        self._answer = None  # it knows us: nobody shall have to look for the circle
+        reader = self.reader
+        if reader.surplus:
+            self.router.metrics.surplus += 1
+        if reader.reusable:
+            self.state.keep(self.upstream, self.router.reactor.now_s)
+        else:
+            self.upstream.close()
+        self.link.relayed(self, verdict)
+
+    # --- the engine's answer
+
+    def _begin(self) -> _Answer | Failure:
+        reader, call = self.reader, self.call
+        head = reader.head
+        kind = head.known
+        if kind is None:
+            kind = head.known = AnswerKind(head)
+        status = head.status
+        if not kind.events:  # a stream's first event may yet be an error
+            self.state.answered(status)
+        if status > 599:
+            text = f"the engine answered with a status that HTTP does not have ({status})"
+            return Failure(Problem(502, "upstream_invalid", text, upstream=True), Outcome.FAILED, retry=True)
+        if status >= 400:
+            return _Refusal(self)
+        if status >= 300:
+            problem = Problem(502, "upstream_redirect", f"the engine answered with a redirect ({status})", upstream=True)
+            return Failure(problem, Outcome.FAILED, retry=True)
+        meter = call.exchange.meter = Meter(call.route.family, hidden=call.hidden)
+        asked = call.asked.model
+        candidate = _candidate(call)
+        rename = asked if candidate.engine_name != asked or call.exchange.model_label != asked else None
+        if kind.events:
+            return _Events(self, kind, meter, rename)
+        return _Bytes(self, kind, meter, rename if kind.json else None)
+
+
+def _candidate(call: Call) -> Candidate:
+    assert call.choice is not None  # a conversation belongs to an attempt
+    return call.choice.candidate
+
+
+class _Events(_Answer):
+    """A stream of events. Nothing is given before its first content."""
+
+    __slots__ = (
+        "_done", "_ended", "_failed", "_finished", "_gaps", "_held", "_kind", "_last", "_last_s", "_meter", "_relay", "_rename", "_scanner",
+        "_size", "_streams",
+    )  # fmt: skip
+
+    def __init__(self, relay: Relay, kind: AnswerKind, meter: Meter, rename: str | None) -> None:
+        super().__init__()
+        route = relay.call.route
+        self._relay = relay
+        self._kind = kind
+        self._meter = meter
+        self._rename = rename
+        self._done = route.done
+        self._last = LAST_EVENTS.get(route.family, frozenset())
+        self._scanner = sse.EventScanner()
+        self._held: list[bytes] = []  # events before the first content
+        self._gaps: Histogram | None = None  # of the time between two pieces
+        self._last_s = 0.0
+        self._size = 0
+        self._streams = False  # the first content was there
+        self._ended = False  # the family's last event was passed on
+        self._finished = False  # a choice has said why it ended
+        self._failed = False  # an error event of the engine was passed on
+
+    def step(self) -> Verdict | None:
+        relay = self._relay
+        reader = relay.reader
+        data = reader.take()
+        events = self._scanner.feed(data) if data else []
+        if not self._streams:
+            self._size += len(data)
+            found = self._sniff(events)
+            if found is not True:
+                return found
+            events, self._held = self._held, []
+        elif self._scanner.overflow:
+            return self._cut(Ended(End.GARBLED, f"one event is larger than {sse.EVENT_MAX} bytes"))
+        out = self._passed(events) if events else b""
+        if out:
+            now_s = relay.router.reactor.now_s
+            if self._gaps is not None:
+                self._gaps.add(now_s - self._last_s)
+            else:
+                self._gaps = relay.router.metrics.itl(relay.call.exchange.model_label)
+            self._last_s = now_s
+        if reader.complete:
+            return self._end(out)
+        if out:
+            relay.link.push(http1.chunk(out) if relay.link.chunked else out)
+        if self._ended and not self.had_everything:
+            self.had_everything = relay.tail = True
+            relay.link.set_deadline(TAIL_S)
+        return None
+
+    def _sniff(self, events: list[bytes]) -> Failure | Literal[True] | None:
+        """Looks for a first content: True when it is there, None while it may come.
+
+        A first event that is an error, or an end before any content, is a Failure.
+        """
+        relay = self._relay
+        for index, event in enumerate(events):
+            self._held.append(event)
+            error = sse.error_of(event)
+            if error is not None:
+                return self._refused(error)
+            content = sse.data_of(event)
+            if content is None or not content.strip() or sse.event_name(event) == b"ping":
+                continue
+            self._held += events[index + 1 :]
+            self._begin()
+            return True
+        if relay.reader.complete:
+            error = sse.error_of(self._scanner.rest())  # the empty line after it is missing, and the message is whole all the same
+            if error is not None:
+                return self._refused(error)
+            relay.state.answered(relay.reader.status)
+            return no_answer(relay.call, Ended(End.LOST, "the engine ended its stream before any content"))
+        if self._size > SNIFF_MAX:
+            self._begin()
+            return True
+        return None
+
+    def _refused(self, error: object) -> Failure:
+        problem = engine_problem(error)
+        self._relay.state.answered(problem.status)
+        outcome = Outcome.FAILED if problem.status >= 500 else Outcome.ANSWERED
+        return Failure(problem, outcome, retry=retryable_status(problem.status))
+
+    def _begin(self) -> None:
+        """From here on the client gets what comes. Raises Kicked."""
+        relay = self._relay
+        link = relay.link
+        self._streams = True
+        relay.state.answered(relay.reader.status)
+        if not link.head_sent:
+            link.push(link.stream_head(relay.call.exchange, self._kind.lines))
+        link.first_content()
+
+    def _passed(self, events: list[bytes]) -> bytes:
         """What the client gets of these events."""
         out: list[bytes] = []
         for event in events:
-            if self.ended:
+            if self._ended:
                 break  # nothing follows the last event
-            if self.route.done and sse.is_done(event):
-                self.ended = True
-                if not self.failed:
-                    out.append(event)
-                break
-            if not self.finished and sse.is_finish(event):
-                self.finished = True
-            if not self.failed and b'"error"' in event and sse.error_of(event) is not None:
-                self.failed = True
-            if not self.route.done and sse.event_name(event) in LAST_EVENTS.get(self.route.family, ()):
-                self.finished = True
-            out.append(event if self.rename is None else self._renamed(event, self.rename))
+            if self._done:
+                if b"[DONE]" in event and sse.is_done(event):
+                    self._ended = True
+                    if not self._failed:
+                        out.append(event)
+                    break
+            elif sse.event_name(event) in self._last:
+                self._finished = True
+            # Nearly every chunk of the OpenAI family says that it is not the last: what says it as all do is not looked at further.
+            if not self._finished and event.count(b"finish_reason") > event.count(b'"finish_reason":null') and sse.is_finish(event):
+                self._finished = True
+            if not self._failed and b"error" in event and sse.data_of(event) is not None and sse.error_of(event) is not None:
+                self._failed = True
+            if USAGE_KEY in event and not (event := self._meter.event(event)):
+                continue
+            out.append(event if self._rename is None else self._renamed(event, self._rename))
         return out[0] if len(out) == 1 else b"".join(out)
 
     @staticmethod
@@ -208,95 +475,176 @@ class EventRelay:
         changed = renamed(data, name)
         return event if changed is data else sse.with_data(event, data, changed)
 
-    async def _send(self, data: bytes) -> None:
-        await self.link.send(http1.chunk(data) if self.link.chunked else data)
-
-    async def _end(self) -> Ended:
-        rest = self.scanner.rest()
-        if rest and not self.ended:
+    def _end(self, out: bytes) -> Verdict:
+        """The message is whole; `out` is the last of it. Is the stream?"""
+        reader = self._relay.reader
+        rest = self._scanner.rest()
+        if rest and not self._ended:
             clean = rest.rstrip(b"\r\n")
-            if clean and self.reader.framing is not Framing.EOF:  # the last event's empty line is missing: it was whole all the same
-                out = self._events([clean + b"\n\n"])
-                if out:
-                    await self._send(out)
-        if self.failed:
-            return Ended(End.DONE, "the engine reported an error in the stream")
-        if self.ended:
-            return Ended(End.DONE)
-        if self.route.done:
-            if not self.finished:
-                return Ended(End.LOST, "the engine ended its stream before the answer was finished")
-            await self._send(sse.DONE)
-            return Ended(End.DONE)
-        if self.reader.framing is Framing.EOF and self.route.family is not Family.OPENAI and not self.finished:
-            return Ended(End.LOST, "the engine closed the connection before its stream was finished")
-        return Ended(End.DONE)
+            # The last event's empty line is missing. It was whole all the same where its data are; half an event reaches nobody.
+            if reader.framing is not Framing.EOF and (sse.is_done(clean) or is_json(sse.data_of(clean) or b"")):
+                out += self._passed([clean + b"\n\n"])
+        if self._failed:
+            return self._close(out, Ended(End.DONE, "the engine reported an error in the stream", Outcome.FAILED))
+        if self._ended:
+            return self._close(out, _DONE)
+        if self._done:
+            if not self._finished:
+                return self._cut(Ended(End.LOST, "the engine ended its stream before the answer was finished"), out)
+            return self._close(out + sse.DONE, _DONE)
+        family = self._relay.call.route.family
+        if family is not Family.OPENAI and not self._finished:
+            return self._cut(Ended(End.LOST, "the engine ended its stream before the answer was finished"), out)
+        return self._close(out, _DONE)
 
-    async def _broken(self, ended: Ended) -> Ended:
-        """The connection ended without the message's end. What the family calls the end may have come all the same."""
-        if ended.end in (End.LOST, End.SILENT, End.GARBLED) and (self.ended or self.failed):
-            return Ended(End.DONE, ended.text)
-        if ended.end is End.LOST and self.finished and self.route.done:
-            await self._send(sse.DONE)
-            return Ended(End.DONE, ended.text)
+    def broken(self, ended: Ended) -> Verdict:
+        """What the family calls the end may have come all the same."""
+        if not self._streams:
+            return no_answer(self._relay.call, ended)
+        if ended.end in (End.LOST, End.SILENT, End.GARBLED) and (self._ended or self._failed):
+            return self._close(b"", Ended(End.DONE, ended.text, Outcome.FAILED if self._failed else Outcome.ANSWERED))
+        if ended.end is End.LOST and self._finished and self._done:
+            return self._close(sse.DONE, Ended(End.DONE, ended.text))
+        return self._cut(ended)
+
+    def _cut(self, ended: Ended, out: bytes = b"") -> Ended:
+        link = self._relay.link
+        if out:
+            link.push(http1.chunk(out) if link.chunked else out)
+        return attrs.evolve(ended, outcome=no_answer(self._relay.call, ended).outcome, events=True)
+
+    def _close(self, out: bytes, ended: Ended) -> Verdict:
+        link = self._relay.link
+        if link.chunked:
+            out = http1.chunk(out) + http1.LAST_CHUNK if out else http1.LAST_CHUNK
+        if out:
+            link.push(out)
+        if self._failed:
+            exchange = self._relay.call.exchange
+            exchange.reason, exchange.status = "upstream_error", 502
         return ended
 
 
-class BytesRelay:
-    """Relays an answer that is not a stream of events. `begin` holds back a small one until it is whole."""
+class _Bytes(_Answer):
+    """An answer that is not a stream of events. A small one is held back until it is whole."""
 
-    def __init__(self, link: Link, upstream: Upstream, reader: ResponseReader, rename: str | None) -> None:
-        self.link = link
-        self.upstream = upstream
-        self.reader = reader
-        self.rename = rename
-        self.held: list[bytes] = []
-        self.size = 0
+    __slots__ = ("_held", "_hold_max", "_kind", "_meter", "_relay", "_rename", "_size", "_streams")
 
-    async def begin(self) -> Ended | None:
-        """Until the whole answer is at hand, or more of it than is held back."""
-        limit = HOLD_MAX if self.rename is None else RENAME_MAX
-        while True:
-            data = self.reader.take()
+    def __init__(self, relay: Relay, kind: AnswerKind, meter: Meter, rename: str | None) -> None:
+        super().__init__()
+        self._relay = relay
+        self._kind = kind
+        self._meter = meter
+        self._rename = rename
+        self._held: list[bytes] = []
+        self._size = 0
+        self._hold_max = RENAME_MAX if rename is not None else HOLD_MAX if kind.json else 0
+        self._streams = False
+
+    def step(self) -> Verdict | None:
+        relay = self._relay
+        reader, link = relay.reader, relay.link
+        data = reader.take()
+        if data:
+            self._meter.feed(data)
+        if self._streams:
             if data:
-                self.held.append(data)
-                self.size += len(data)
-            if self.reader.complete:
-                if self.rename is not None:
-                    whole = b"".join(self.held)
-                    if model_span(whole) is not None or b'"model"' in whole:
-                        whole = renamed(whole, self.rename)
-                    self.held, self.size = [whole], len(whole)
+                link.push(http1.chunk(data) if link.chunked else data)
+            if not reader.complete:
                 return None
-            if self.size > limit:
-                return None
-            ended = await pull(self.link, self.upstream, self.reader)
-            if ended is not None:
-                return ended
+            if link.chunked:
+                link.push(http1.LAST_CHUNK)
+            return _DONE
+        if data:
+            self._held.append(data)
+            self._size += len(data)
+        if not reader.complete and (not self._size or self._size <= self._hold_max):
+            return None
+        if link.head_sent:  # comments went out for a stream, and the engine gave none
+            problem = Problem(502, "upstream_invalid", "the engine answered without a stream", upstream=True)
+            return Failure(problem, Outcome.ANSWERED, retry=False)
+        exchange, status = relay.call.exchange, reader.status
+        body = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+        self._held = []
+        link.first_content()
+        if reader.complete:
+            if self._rename is not None and (model_span(body) is not None or b'"model"' in body):
+                body = renamed(body, self._rename)
+            link.push(link.begin_answer(exchange, status, self._kind.lines, len(body)) + body)
+            return _DONE
+        self._streams = True
+        left = reader.length
+        length = left + len(body) if left is not None and self._rename is None else None
+        head = link.begin_answer(exchange, status, self._kind.lines, length)
+        link.push(head + (http1.chunk(body) if link.chunked else body))
+        return None
 
-    @property
-    def whole(self) -> bytes | None:
-        """The whole body, when `begin` has it."""
-        return b"".join(self.held) if self.reader.complete else None
+    def broken(self, ended: Ended) -> Verdict:
+        if self._streams:
+            return attrs.evolve(ended, outcome=no_answer(self._relay.call, ended).outcome)
+        # The engine had begun to answer, so it did the work: asking another would do it twice.
+        return attrs.evolve(no_answer(self._relay.call, ended), retry=False)
 
-    async def run(self) -> Ended:
-        """Passes on the rest. The head must have been sent. Raises Kicked when the client is gone."""
-        self.link.first_content()
-        data = b"".join(self.held)
-        self.held = []
-        turns = 0
-        while True:
-            if data:
-                await self.link.send(http1.chunk(data) if self.link.chunked else data)
-            data = self.reader.take()
-            if data:
-                continue
-            if self.reader.complete:
-                return Ended(End.DONE)
-            turns += 1
-            if turns % READS_PER_TURN == 0:
-                await trio.lowlevel.checkpoint()
-            ended = await pull(self.link, self.upstream, self.reader)
-            if ended is not None:
-                return ended
-            data = self.reader.take()
+
+class _Refusal(_Answer):
+    """An engine's error: kept, because another endpoint may do better."""
+
+    __slots__ = ("_parts", "_relay", "_size")
+
+    def __init__(self, relay: Relay) -> None:
+        super().__init__()
+        self._relay = relay
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def step(self) -> Verdict | None:
+        reader = self._relay.reader
+        data = reader.take()
+        if data:
+            self._parts.append(data)
+            self._size += len(data)
+        return self._failure() if reader.complete or self._size > ERROR_BODY_MAX else None
+
+    def broken(self, ended: Ended) -> Verdict:
+        if ended.end in (End.LATE, End.STOPPING):
+            return no_answer(self._relay.call, ended)
+        return self._failure()  # what came of the error is what the client is told
+
+    def _failure(self) -> Failure:
+        relay = self._relay
+        reader = relay.reader
+        status, body = reader.status, b"".join(self._parts)[:ERROR_BODY_MAX]
+        if status == 429:
+            wait_s = retry_after_s(reader.get(b"retry-after"), REST_DEFAULT_S)
+            relay.state.resting_until_s = relay.router.reactor.now_s + wait_s
+        text = cut(body.decode("utf-8", "replace").strip()) or "no text"
+        problem = Problem(status, "upstream_error", f"the engine answered {status}: {text}", upstream=True)
+        outcome = Outcome.FAILED if status >= 500 else Outcome.ANSWERED
+        return Failure(problem, outcome, retryable_status(status), body, tuple(passed_on(reader.headers)))
+
+
+STOPPING: Final = Problem(503, "shutting_down", "the router is stopping; ask again", retry_after_s=1.0)
+
+
+def no_answer(call: Call, ended: Ended) -> Failure:
+    """The engine gave no (whole) answer, and the client has got nothing yet."""
+    if ended.end is End.SILENT:
+        text = f"the engine gave no byte in time: {ended.text}"
+        return Failure(Problem(504, "upstream_timeout", text, upstream=True), Outcome.SILENT, retry=True)
+    if ended.end is End.LATE:
+        limit_s = call.policy.route.total_timeout_s
+        problem = Problem(504, "timeout", f"the request took longer than the total limit of {limit_s:g} s")
+        return Failure(problem, Outcome.LEFT, retry=False)
+    if ended.end is End.STOPPING:
+        return Failure(STOPPING, Outcome.LEFT, retry=False)
+    code = "upstream_invalid" if ended.end is End.GARBLED else "upstream_disconnected"
+    return Failure(Problem(502, code, ended.text, upstream=True), Outcome.FAILED, retry=True)
+
+
+def why_ended(kick: Kick, late: bool) -> Ended:
+    """A conversation is ended from outside. `late`: the total limit has passed."""
+    if kick is Kick.STOPPING:
+        return Ended(End.STOPPING, "the router is stopping")
+    if late:
+        return Ended(End.LATE, "the total limit has passed")
+    return Ended(End.SILENT, "the engine was silent for too long")

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from types import MappingProxyType
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
 import attrs
+import structlog
 import trio
 
-from llmgw.domain.endpoint import EndpointList, EndpointUse, ListStamp
+from llmgw.domain.endpoint import Endpoint, EndpointList, EndpointUse, ListStamp
 from llmgw.domain.errors import Conflict, NotFound, StaleEpoch, Unauthenticated
 from llmgw.domain.ids import EndpointId
 from llmgw.domain.lease import Fence, FencingToken, fence
@@ -24,32 +26,55 @@ from llmgw.domain.model import Catalog
 from llmgw.domain.policy import ApiKey, Policy
 from llmgw.domain.ports import Machine, Wake
 from llmgw.router import access_log
-from llmgw.router.families import NOT_OFFERED, ROUTES, Problem, Route, cut, not_offered, problem_of
+from llmgw.router.answer_headers import ENDPOINT, LIMIT_HEADERS, SERVER_TIMING, limit_lines, operator_lines
+from llmgw.router.cells import Cell
+from llmgw.router.choose import Choice, Shortage, choose
+from llmgw.router.exchange import Exchange, Known
+from llmgw.router.families import NOT_OFFERED, ROUTES, Problem, cut, not_offered, problem_of
 from llmgw.router.gate import Gate
-from llmgw.router.http1 import Head
+from llmgw.router.http1 import Head, Heads
 from llmgw.router.keys import Keyring
 from llmgw.router.limits import Parallel
-from llmgw.router.metrics import EndpointFigures, Following, Metrics, render
-from llmgw.router.proxy import Connection, Exchange
+from llmgw.router.metrics import METRICS_HEADERS, EndpointFigures, Following, Metrics, accounted, counted, followed
+from llmgw.router.metrics_sum import plain, text_of
+from llmgw.router.proxy import Connection
+from llmgw.router.queue import retry_after_s
+from llmgw.router.rates import Charge, Rates
+from llmgw.router.reactor import Reactor
 from llmgw.router.retry import RetryBudget
-from llmgw.router.sweeper import Hangups, Kick
+from llmgw.router.sweeper import Kick
 from llmgw.router.table import EMPTY, RoutingTable, Target, build_table
+from llmgw.router.turns import Turns
 from llmgw.router.upstreams import EndpointState
+from llmgw.router.usage import TELLS, Tokens
+from llmgw.router.usage_book import UsageBook
+from llmgw.router.worker_messages import Family
 
 _JSON: Final = (b"content-type", b"application/json")
 _CORS_HEADERS: Final = b"authorization, content-type, x-api-key, x-request-id"
 _CORS_AGE_S: Final = b"600"
-_EXPOSED: Final = b"x-request-id, retry-after, x-should-retry, www-authenticate"
+_EXPOSED: Final = b", ".join(
+    (b"x-request-id, retry-after, x-should-retry, www-authenticate", *(name.encode() for name in LIMIT_HEADERS), ENDPOINT, SERVER_TIMING)
+)
 _HEADER_LIST_MAX: Final = 1024  # bytes of Access-Control-Request-Headers that are echoed
 NEAR_ROUTE: Final = 0.75  # difflib's ratio: /v1/modles finds /v1/models, /v1/nope nothing
 NEAR_PATH_MAX: Final = 100  # characters; the longest route has 25
 _ADMIN_PATHS: Final = ("/api/v1/", "/console/")
 READY_REASONS_MAX: Final = 20  # models named in /ready; a catalog of thousands would make it a page
+LEAST_LOAD: Final = "least_load"  # the one policy of [route] that looks at load
 IDLE_SWEEP_S: Final = 2.0  # between looks for pooled connections that have idled too long; with 5,000 endpoints each look costs
 WAITING_RETRY_S: Final = 2.0  # chosen: a control plane that starts is there within seconds
 HARD_END_S: Final = 0.5  # between the last word to a client and the end of its connection, when the router stops
 
+FULL_AGAIN_S: Final = 60.0  # between lines of the log about clients that wait for others to leave
+log = structlog.get_logger("llmgw.router")
+
 Local = tuple[int, list[tuple[bytes, bytes]], bytes]
+
+
+def _none_dropped() -> int:
+    """A log that takes every line."""
+    return 0
 
 
 class Router:
@@ -63,8 +88,12 @@ class Router:
         *,
         report: Callable[[str], None] | None = None,
         metrics_token: str = "",
+        reactor: Reactor | None = None,
+        log_dropped: Callable[[], int] = _none_dropped,
+        clients_max: int = sys.maxsize,
     ) -> None:
-        """`report` takes a text for the operator when a request fails by our own fault.
+        """`report` takes a text for the operator when a request fails by our own fault. `log_dropped`: lines that `access_log` took
+        and could not write. `clients_max`: connections of clients that are taken at once; the next wait in the kernel's queue.
 
         `metrics_token` is what /metrics asks for; without one it is open on loopback only. `waiting` may be set before any list
         is there: until one comes every call of /v1 is told so, because keys and models that nobody has named yet are not wrong.
@@ -73,11 +102,17 @@ class Router:
         self.policy = policy
         self.gate = Gate(policy)
         self.table: RoutingTable = EMPTY
-        self.hangups = Hangups()
+        self.reactor = reactor or Reactor(machine.now_s)
+        self.heads: Heads[Head] = Heads()
         self.metrics = Metrics()
         self.parallel = Parallel()
+        self.rates = Rates()
         self.budget = RetryBudget()
+        self.turns = Turns(self._look, self.state)
         self.connections: set[Connection] = set()
+        self._clients_max = clients_max
+        self._room = trio.lowlevel.ParkingLot()
+        self._told_full_s = -FULL_AGAIN_S
         self.draining = False
         self.drain_deadline_s = 0.0
         self.loopback = True
@@ -86,6 +121,7 @@ class Router:
         self._keyring = Keyring.of(policy)
         self._states: dict[EndpointId, EndpointState] = {}
         self._retired: list[EndpointState] = []
+        self._polled: tuple[EndpointState, ...] | None = None  # worked out when asked for after a change
         self._endpoints = EndpointList()
         self._catalog: Catalog | None = None
         self._highest: FencingToken | None = None
@@ -94,11 +130,16 @@ class Router:
         self.waiting = False
         self.following: Callable[[], Following] | None = None  # set where control planes are followed
         self.wake: Wake = _nobody_wakes
+        self.book: UsageBook | None = None  # set where there is a control plane to account to
+        # Set where this is one worker of several: where it counts requests, and who adds up what all have counted, for /metrics.
+        self.cell_of: Callable[[Endpoint], Cell | None] = _counts_alone
+        self.all_figures: Callable[[], Awaitable[bytes]] | None = None
         self._swept_s = 0.0
         self._write_log = access_log
         self._report = report
+        self._log_dropped = log_dropped
         self._metrics_token = metrics_token
-        self._boot = machine.fresh_hex(6)
+        self._id_begin = b"req-%b-" % machine.fresh_hex(6).encode()
         self._count = 0
         self._started_wall_s = int(machine.wall_s())
 
@@ -149,20 +190,29 @@ class Router:
             self._retired.append(state)
         for known, endpoint in wanted.items():
             if known not in self._states:
-                self._states[known] = EndpointState(endpoint, self.hangups, now_s)
+                self._states[known] = EndpointState(endpoint, self.reactor, now_s, self.cell_of(endpoint))
         self._forget_retired()
-        self.table = build_table(endpoints, self._catalog)
+        self._set_table()
 
     def set_catalog(self, catalog: Catalog) -> None:
         """Models of the catalog are known, also without an endpoint."""
         self._catalog = catalog
-        self.table = build_table(self._endpoints, catalog)
+        self._set_table()
+
+    def _set_table(self) -> None:
+        self.table = build_table(self._endpoints, self._catalog)
+        self.turns.times.keep({target.model for target in self.table.targets.values()})
+        self._polled = None
+        self.turns.give()
 
     def set_policy(self, policy: Policy) -> None:
         """In force for the next request; those that run finish under theirs."""
         self._keyring = Keyring.of(policy)
+        self.rates.keep((key.name for key in policy.keys), self.machine.now_s())
         self.gate.replace(policy)
         self.policy = policy
+        self._polled = None
+        self.turns.give()
 
     # --- what goes back
 
@@ -188,8 +238,12 @@ class Router:
         """The generation that is acted on; 0 before the first."""
         return self._generation
 
+    def settled(self) -> bool:
+        """A list that was given is acted on from the return on."""
+        return True
+
     def _forget_retired(self) -> None:
-        self._retired = [state for state in self._retired if state.in_flight]
+        self._retired = [state for state in self._retired if state.running]
 
     # --- what connections ask
 
@@ -200,16 +254,101 @@ class Router:
     def states(self) -> list[EndpointState]:
         return list(self._states.values())
 
-    def next_id(self) -> str:
-        self._count += 1
-        return f"req-{self._boot}-{self._count:x}"
+    @property
+    def listed(self) -> int:
+        """Endpoints of the current list."""
+        return len(self._states)
 
-    def route_of(self, path: str) -> Route | None:
-        return ROUTES.get(path)
+    def polled(self) -> tuple[EndpointState, ...]:
+        """Those whose engines are asked for their load: where a model has more than one, and load decides. One tuple per list."""
+        if self._polled is None:
+            found: dict[EndpointId, None] = {}
+            if self.policy.route.policy == LEAST_LOAD:
+                for target in self.table.targets.values():
+                    if target.count > 1:
+                        found.update((candidate.endpoint.id, None) for tier in target.tiers for candidate in tier)
+            self._polled = tuple(self._states[known] for known in found)
+        return self._polled
+
+    # --- who waits for a place
+
+    def _look(self, model: str) -> Choice | Shortage | None:
+        """What a model's endpoints offer now; None when it has none."""
+        target = self.table.find(model)
+        if target is None or target.absence is not None:
+            return None
+        return self.choose(target)
+
+    def choose(self, target: Target, tried: Container[EndpointId] = ()) -> Choice | Shortage:
+        """By the policy in force now, whichever the request came under: places are shared, and all must count them alike."""
+        route = self.policy.route
+        return choose(
+            target.tiers,
+            self.state,
+            self.reactor.now_s,
+            self.machine.rng,
+            policy=route.policy,
+            max_inflight=route.max_inflight_per_endpoint,
+            tried=tried,
+        )
+
+    def place_left(self, state: EndpointState, model: str, answered_s: float | None) -> None:
+        """A request has left its endpoint; `answered_s`: it was answered, and had its place for so long."""
+        if state.breaker.open_until_s is not None or state.out_since_s is not None:
+            self._tell_turn(state)
+        if answered_s is not None:
+            self.turns.times.add(model, answered_s)
+        if self.turns.queue.size:
+            self.turns.give(state.endpoint.models)
+
+    def _tell_turn(self, state: EndpointState) -> None:
+        """A line of the log when an endpoint goes out of use and one when it is back, and none for what happens between."""
+        is_out, now_s = state.breaker.open_until_s is not None, self.reactor.now_s
+        if is_out and state.out_since_s is None:
+            state.out_since_s = now_s
+            cooldown_s = self.policy.route.breaker_cooldown_s
+            log.warning("an endpoint is out of use", endpoint=state.endpoint.id, why=state.breaker.why_out(), tried_again_in_s=cooldown_s)
+        elif not is_out and state.out_since_s is not None:
+            log.info("an endpoint is in use again", endpoint=state.endpoint.id, after_s=round(now_s - state.out_since_s, 1))
+            state.out_since_s = None
+
+    def wait_estimate_s(self, model: str) -> float:
+        """Seconds until somebody who comes now may get a place, as far as can be said."""
+        target = self.table.find(model)
+        limit = self.policy.route.max_inflight_per_endpoint
+        places = sum(c.endpoint.max_inflight or limit for tier in target.tiers for c in tier) if target is not None else 0
+        return retry_after_s(self.turns.queue.waiting(model), places, self.turns.times.mean_s(model))
+
+    # --- small questions
+
+    def next_id(self) -> bytes:
+        self._count += 1
+        return b"%b%x" % (self._id_begin, self._count)
 
     def authenticate(self, head: Head) -> ApiKey:
         """Raises Unauthenticated."""
         return self._keyring.authenticate(head.headers, self.machine.wall_s())
+
+    def know(self, head: Head) -> Known | None:
+        """What was learned of a head that may still be gone by; None where it has to be looked at."""
+        known: Known | None = head.known
+        if known is None or known.policy is not self.policy or self.waiting:
+            return None
+        expires = known.key.expires_wall_s
+        return known if expires is None or self.machine.wall_s() < expires else None
+
+    def learn(self, head: Head) -> Known:
+        """Looks at the head of an admitted request of a route that is relayed. Raises Unauthenticated."""
+        known = head.known = Known(head, self.policy, ROUTES[head.path], self.authenticate(head))
+        return known
+
+    def told(self, key: ApiKey, exchange: Exchange) -> bytes:
+        """The header lines that tell this key of its limits and, where it may see them, of endpoint and times."""
+        now_s = self.reactor.now_s
+        lines = limit_lines(key, self.rates.use(key.name), now_s)
+        if key.operator:
+            lines += operator_lines(exchange.endpoint, exchange.started_s, exchange.asked_s, now_s)
+        return lines
 
     def cors(self, origin: bytes | None) -> tuple[tuple[bytes, bytes], ...]:
         """The headers that let a browser's page of that origin read an answer; none for origins that are not configured."""
@@ -226,10 +365,12 @@ class Router:
 
     def admit(self, head: Head) -> Problem | None:
         """May this request go on, judged by its head alone? None when it may."""
-        path = _path(head)
+        path = head.path
         method = head.method
         if method == "OPTIONS":
             return None
+        if method == "CONNECT":
+            return _wrong_method(method, path, b"GET, HEAD, POST, OPTIONS")
         if path in ("/health", "/ready", "/metrics"):
             if method not in ("GET", "HEAD"):
                 return _wrong_method(method, path, b"GET, HEAD, OPTIONS")
@@ -265,9 +406,9 @@ class Router:
             return None
         return Problem(401, "unauthenticated", "/metrics asks for its token as `Authorization: Bearer TOKEN`")
 
-    async def local_answer(self, head: Head, exchange: Exchange) -> Local | None:
+    def local_answer(self, head: Head, exchange: Exchange) -> Local | None:
         """The answer to a request that needs no engine; None when it is to be relayed. Raises LlmgwError."""
-        path = _path(head)
+        path = head.path
         if head.method == "OPTIONS":
             return self._preflight(head, path)
         if path in ROUTES:
@@ -277,9 +418,9 @@ class Router:
         if path == "/ready":
             return self._ready()
         if path == "/metrics":
-            self._forget_retired()
-            return 200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], self._render_metrics()
+            return 200, METRICS_HEADERS, self._render_metrics()
         key = self.authenticate(head)
+        exchange.caller = key if key.told else None
         exchange.key = key.name
         if path in ("/v1/models", "/v1/models/"):
             rows = [self._model(self.table.targets[name]) for name in self.table.listed if self.table.targets[name].allowed(key)]
@@ -301,6 +442,14 @@ class Router:
         if target.absence is not None:
             row["state"] = "not_ready"
             row["reason"] = target.absence.reason.value
+        lengths = [
+            length
+            for tier in target.tiers
+            for candidate in tier
+            if (length := self._states[candidate.endpoint.id].lengths.get(candidate.engine_name)) is not None
+        ]
+        if lengths:
+            row["max_model_len"] = min(lengths)  # whoever gets the request takes as much
         return row
 
     def _preflight(self, head: Head, path: str) -> Local:
@@ -343,26 +492,43 @@ class Router:
         return (503 if reasons else 200), [_JSON], body
 
     def _render_metrics(self) -> bytes:
+        families = self.figures()
+        if self.following is not None:
+            families += plain(followed(self.following()))
+        if self.book is not None:
+            families += plain(accounted(self.book.lost))
+        return text_of(families)
+
+    def figures(self) -> list[Family]:
+        """What this process has counted, for /metrics. Costs about 10 us for each endpoint."""
+        self._forget_retired()
+        self.metrics.log_dropped = self._log_dropped()
         now_s = self.machine.now_s()
         rows: dict[EndpointId, EndpointFigures] = {}
         for state in [*self._retired, *self._states.values()]:
             known = state.endpoint.id
             before = rows.get(known)
             rows[known] = EndpointFigures(
-                state.in_flight + (before.in_flight if before else 0),
+                state.running + (before.in_flight if before else 0),
                 state.breaker.health(now_s).value,
                 state.requests + (before.requests if before else 0),
                 state.failures + (before.failures if before else 0),
                 state.resting_until_s > now_s,
+                state.polled,
+                state.engine_load if state.engine_load is not None and now_s < state.engine_load.until_s else None,
             )
-        following = self.following() if self.following is not None else None
-        return render(self.metrics, rows, len(self.connections), self._generation, following)
+        waiting = {target.model: self.turns.queue.waiting(target.model) for target in self.table.targets.values() if target.tiers}
+        return plain(counted(self.metrics, rows, len(self.connections), self._generation, waiting))
 
     def log(self, exchange: Exchange, sent_bytes: int) -> None:
         """One line, and the counts, for a request that is over."""
-        now_s = self.machine.now_s()
-        total_s = now_s - exchange.started_s
+        total_s = self.reactor.now_s - exchange.started_s
         self.metrics.finished(exchange.model_label, exchange.status, total_s, exchange.first_s)
+        tokens = exchange.meter.tokens() if exchange.meter is not None else None
+        if exchange.charge is not None:
+            _settle(exchange.charge, exchange, tokens, self.reactor.now_s)
+        if exchange.meter is not None and exchange.first_s is not None:  # the client got content, whatever came of it then
+            self._account(exchange, tokens)
         self._write_log(
             access_log.line(
                 self.machine.wall_s(),
@@ -381,10 +547,26 @@ class Router:
             )
         )
 
-    def report_bug(self, request_id: str, error: Exception) -> None:
+    def _account(self, exchange: Exchange, tokens: Tokens | None) -> None:
+        unknown = tokens is None and exchange.path in TELLS
+        self.metrics.used(exchange.model_label, tokens, unknown=unknown)
+        if self.book is not None:
+            self.book.add(self.machine.wall_s(), exchange.key, exchange.model_label, tokens, unknown=unknown)
+
+    def report_bug(self, request_id: bytes, error: Exception) -> None:
         if self._report is not None:
             frames = "".join(traceback.format_tb(error.__traceback__))  # frames only: an error's text may hold a client's data
-            self._report(f"request {request_id} failed by our own fault: {type(error).__name__}\n{frames}")
+            self._report(f"request {request_id.decode()} failed by our own fault: {type(error).__name__}\n{frames}")
+
+    def report_poll_bug(self, state: EndpointState, error: Exception) -> None:
+        if self._report is not None:
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            self._report(f"asking {state.endpoint.id} for its load failed by our own fault: {type(error).__name__}\n{frames}")
+
+    def report_length_bug(self, error: Exception) -> None:
+        if self._report is not None:
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            self._report(f"asking an engine for its models failed by our own fault: {type(error).__name__}\n{frames}")
 
     # --- the end
 
@@ -401,16 +583,20 @@ class Router:
             connection.close_idle()
         for state in self._states.values():
             state.close_idle()
+        self.turns.stop()
         if not self.connections:
             self.emptied.set()
         await self.emptied.wait()
 
     def sweep(self, now_s: float) -> None:
-        """Called with the connections' sweeps."""
+        """Called with the connections' sweeps, before them."""
+        self.reactor.tick(now_s)
         if now_s >= self._swept_s + IDLE_SWEEP_S:
             self._swept_s = now_s
             for state in self._states.values():
                 state.sweep(now_s)
+        if self.turns.queue.size:  # cool-downs and rests end by time alone
+            self.turns.give()
         if not self.draining:
             return
         if now_s >= self.drain_deadline_s + HARD_END_S:
@@ -419,8 +605,24 @@ class Router:
             for connection in list(self.connections):
                 connection.kick(Kick.STOPPING)
 
+    @property
+    def is_full(self) -> bool:
+        """Has it as many clients as it may have?"""
+        return len(self.connections) >= self._clients_max
+
+    async def wait_room(self) -> None:
+        """Until another client may be taken. That some wait is told, but not over and over."""
+        now_s = self.machine.now_s()
+        if now_s >= self._told_full_s + FULL_AGAIN_S:
+            self._told_full_s = now_s
+            log.warning("the limit of open files allows no more clients; new ones wait until others leave", clients=len(self.connections))
+        while self.is_full:
+            await self._room.park()
+
     def left(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        if self._room:
+            self._room.unpark_all()
         if self.draining and not self.connections:
             self.emptied.set()
 
@@ -429,17 +631,24 @@ def _nothing() -> None:
     """No port is open."""
 
 
+def _counts_alone(endpoint: Endpoint) -> None:
+    """One process sees all of its requests anyway."""
+
+
 def _nobody_wakes(model: str) -> None:
     """A router on a static list has nobody to tell, and in a control plane's own process the planner sees for itself."""
 
 
+def _settle(charge: Charge, exchange: Exchange, tokens: Tokens | None, now_s: float) -> None:
+    """What the engine says counts; for content without a word of it the estimate; without content nothing was used."""
+    if tokens is not None:
+        charge.settle(tokens.prompt + tokens.completion, now_s)
+    elif exchange.first_s is None:
+        charge.settle(0, now_s)
+
+
 def _with_flags(exchange: Exchange) -> str:
     return ",".join((exchange.reason or "ok", *(f"flag:{name}" for name in exchange.flags)))
-
-
-def _path(head: Head) -> str:
-    """The path that routes and rights are judged by. Nothing in it is decoded or collapsed."""
-    return head.target.partition(b"?")[0].decode("latin-1")
 
 
 def _wrong_method(method: str, path: str, allow: bytes) -> Problem:

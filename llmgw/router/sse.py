@@ -15,7 +15,10 @@ _EVENT_END: Final = re.compile(rb"(?:\r\n|\n|\r(?=\r))(?:\r\n|\n|\r(?=[^\n]))")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _COMMENT_LINE: Final = re.compile(rb":[^\r\n]*(?:\r\n|\n)")
 _FINISHED: Final = re.compile(rb'"finish_reason"[ \t\r\n]*:[ \t\r\n]*"')
+_ERROR_LINE: Final = re.compile(rb"(?:\A|[\r\n])error:([^\r\n]*)")
 _DONE_LINE: Final = re.compile(rb"(?:\A|[\r\n])data:[ ]?\[DONE\][ \t]*(?=[\r\n]|\Z)")
+LINE_ENDS: Final = b"\r\n"
+COLON: Final = 0x3A
 EVENT_MAX: Final = 16 * 1024 * 1024  # bytes; an image in base64 fits, and a stream's memory stays bounded
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -30,7 +33,7 @@ class EventScanner:
     __slots__ = ("_buffer", "_looked", "overflow")
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._buffer: bytes | bytearray = b""  # what came of an event that is not whole; a bytearray once more of it has come
         self._looked = 0
         self.overflow = False
 
@@ -44,22 +47,28 @@ class EventScanner:
             and data[-3:-2] != b"\n"
         ):
             return [data]  # one whole event: by far the most common read
-        buffer = self._buffer + data if self._buffer else data
+        buffer: bytes | bytearray = data
+        if self._buffer:
+            if not isinstance(self._buffer, bytearray):
+                self._buffer = bytearray(self._buffer)
+            self._buffer += data  # in place: an event of megabytes comes in hundreds of reads
+            buffer = self._buffer
         found: list[bytes] = []
         start = 0
         while start < len(buffer):
-            if buffer[start : start + 1] in b"\r\n":  # an empty line before any field ends no event; it travels on its own
+            if buffer[start] in LINE_ENDS:  # an empty line before any field ends no event; it travels on its own
                 blank = _blank(buffer, start)
                 if blank == 0:
                     break
-                found.append(buffer[start : start + blank])
+                found.append(bytes(buffer[start : start + blank]))
                 start += blank
                 self._looked = 0
                 continue
-            if buffer[start] == 0x3A:
+            # One that has no line feed in what is new is no comment line yet, however long it is.
+            if buffer[start] == COLON and buffer.find(b"\n", start + self._looked) >= 0:
                 comment = _COMMENT_LINE.match(buffer, start)
                 if comment is not None:
-                    found.append(comment[0])
+                    found.append(bytes(comment[0]))
                     start = comment.end()
                     self._looked = 0
                     continue
@@ -67,21 +76,26 @@ class EventScanner:
             if end is None:
                 self._looked = len(buffer) - start
                 break
-            found.append(buffer[start : end.end()])
+            found.append(bytes(buffer[start : end.end()]))
             start = end.end()
             self._looked = 0
-        self._buffer = buffer[start:] if start else buffer
+        if start == len(buffer):
+            self._buffer = b""
+        elif isinstance(buffer, bytearray):
+            del buffer[:start]
+        else:
+            self._buffer = buffer[start:]
         if len(self._buffer) > EVENT_MAX:
             self.overflow = True
         return found
 
     def rest(self) -> bytes:
         """What came after the last whole event; the scanner is empty afterwards."""
-        buffer, self._buffer, self._looked = self._buffer, b"", 0
+        buffer, self._buffer, self._looked = bytes(self._buffer), b"", 0
         return buffer
 
 
-def _blank(buffer: bytes, start: int) -> int:
+def _blank(buffer: bytes | bytearray, start: int) -> int:
     """How many bytes the line end at `start` has; 0 when one more byte is needed to tell."""
     if buffer[start] == 0x0A:
         return 1
@@ -124,21 +138,28 @@ def event_name(event: bytes) -> bytes:
 
 
 def error_of(event: bytes) -> Any | None:
-    """The error that an event carries as a value (a dict, a string), or None for an event that is none."""
+    """The error that an event carries as a value (a dict, a string), or None for an event that is none.
+
+    `error: {...}` in the place of `data:` is what llama.cpp's server wrote until 2025.
+    """
     if b"error" not in event:
         return None
     data = data_of(event)
+    named = event_name(event) == b"error"
     if data is None:
-        return None
+        old = _ERROR_LINE.search(event)
+        if old is None:
+            return None
+        data, named = old[1].strip(), True
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
-        return data.decode("utf-8", "replace") if event_name(event) == b"error" else None
+        return data.decode("utf-8", "replace") if named else None
     if not isinstance(value, dict):
-        return None
+        return value if named and value else None
     if value.get("error"):
         return value["error"]
-    if value.get("object") == "error" or value.get("type") == "error":
+    if named or value.get("object") == "error" or value.get("type") == "error":
         return value
     return None
 

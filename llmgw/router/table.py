@@ -14,9 +14,11 @@ from typing import Final
 import attrs
 
 from llmgw.domain.endpoint import Absence, AbsenceReason, Endpoint, EndpointList
+from llmgw.domain.errors import Invalid
 from llmgw.domain.model import Catalog
 from llmgw.domain.policy import ApiKey
 
+SHOWN_MAX: Final = 10  # endpoints named in an error
 PART_LENGTH_MIN: Final = 3  # characters of a name that may stand for a longer one
 
 
@@ -44,24 +46,39 @@ class Target:
     def count(self) -> int:
         return sum(len(tier) for tier in self.tiers)
 
+    def pinned(self, endpoint: str) -> Target:
+        """With that endpoint as its only candidate. Raises Invalid where it serves no such name."""
+        found = tuple(c for tier in self.tiers for c in tier if c.endpoint.id == endpoint)
+        if not found:
+            ids = ", ".join(sorted(c.endpoint.id for tier in self.tiers for c in tier)[:SHOWN_MAX])
+            text = f"no endpoint {endpoint[:100]!r} serves the model {self.name[:100]!r}; among those that do: {ids}"
+            raise Invalid(text, param="x-llmgw-endpoint", code="unknown_endpoint")
+        return attrs.evolve(self, tiers=(found,))
+
     def allowed(self, key: ApiKey) -> bool:
         """A right to the model covers its aliases; one to the alias alone covers the alias."""
         return key.may_use(self.model) or key.may_use(self.name)
 
 
-@attrs.frozen(eq=False)
 class RoutingTable:
-    """Every name that is known. `listed` are those that /v1/models shows, sorted."""
+    """Every name that is known. `listed` are those that /v1/models shows, sorted. Nobody changes one.
 
-    targets: Mapping[str, Target]
-    listed: tuple[str, ...]
+    A plain class, because each request asks it: compiled, its calls are direct, and those of an attrs class are not.
+    """
+
+    __slots__ = ("_targets", "listed", "targets")
+
+    def __init__(self, targets: dict[str, Target], listed: tuple[str, ...]) -> None:
+        self._targets = targets
+        self.targets: Mapping[str, Target] = MappingProxyType(targets)
+        self.listed = listed
 
     def find(self, name: str) -> Target | None:
         """The target of a client's name; an Ollama-style `name:latest` and `name` lead to each other."""
-        found = self.targets.get(name)
+        found = self._targets.get(name)
         if found is None:
             other = name.removesuffix(":latest") if name.endswith(":latest") else f"{name}:latest"
-            found = self.targets.get(other)
+            found = self._targets.get(other)
             if found is not None and not any(c.endpoint.engine == "ollama" for tier in found.tiers for c in tier):
                 return None
         return found
@@ -105,7 +122,7 @@ def build_table(endpoints: EndpointList, catalog: Catalog | None = None) -> Rout
         for name in spec.names:
             targets.setdefault(name, Target(name, spec.name, absence=absent))
     listed = tuple(sorted(name for name in targets if name not in unlisted))
-    return RoutingTable(MappingProxyType(targets), listed)
+    return RoutingTable(targets, listed)
 
 
 def _tiers(name: str, model: str, serving: list[Endpoint]) -> tuple[tuple[Candidate, ...], ...]:

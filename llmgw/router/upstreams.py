@@ -1,7 +1,8 @@
 """Connections to engines: opening, keeping, dropping them, and what is known of each endpoint. Never reads HTTP.
 
-A pooled connection that dies is dropped at once (the hang-up watcher tells). Every connection belongs to the endpoint state
-it was opened for; when an endpoint is withdrawn or moves, its state is retired and nothing new is sent there.
+A pooled connection that dies, or on which bytes come that nobody asked for, is dropped at once (the reactor tells). Every
+connection belongs to the endpoint state it was opened for; when an endpoint is withdrawn or moves, its state is retired and
+nothing new is sent there.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import os
+import select
 import socket
 import ssl
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -19,7 +23,11 @@ from llmgw.domain.endpoint import Endpoint, EndpointUse
 from llmgw.domain.ports import Machine
 from llmgw.router import breaker
 from llmgw.router.breaker import Breaker, Outcome
-from llmgw.router.sweeper import Hangups, Waiter
+from llmgw.router.cells import Cell
+from llmgw.router.engine_load import EngineLoad
+from llmgw.router.http1 import AnswerHead, Heads
+from llmgw.router.reactor import READ, Reactor, Source
+from llmgw.router.sweeper import Waiter
 
 READ_BYTES: Final = 65_536  # router-measurements.md: 64 KB beats 16 and 256
 POOL_IDLE_S: Final = 4.0  # below the keep-alive limit of uvicorn (5 s), which most engines use
@@ -39,17 +47,51 @@ class Unreachable(Exception):
         self.local = local
 
 
-class Upstream:
-    """One connection to an engine. `reused`: it has carried an answer before."""
+class User:
+    """Whom a connection serves now. A class and no protocol: compiled, calls of it are direct."""
 
-    __slots__ = ("descriptor", "idle_since_s", "reused", "sock", "state")
+    __slots__ = ()
 
-    def __init__(self, sock: socket.socket, state: EndpointState) -> None:
+    def engine_ready(self, events: int) -> None:
+        """Something has happened on the connection: bits of `reactor`. Must not wait."""
+        raise NotImplementedError
+
+    def failed(self, error: Exception) -> None:
+        """`engine_ready` has raised: a fault of ours."""
+        raise NotImplementedError
+
+
+class Upstream(Source):
+    """One connection to an engine. `reused`: it has carried an answer before. `user`: whom it serves; None while it is pooled."""
+
+    __slots__ = ("_poll", "descriptor", "idle_since_s", "reused", "secure", "sock", "state", "user", "waiter")
+
+    def __init__(self, sock: socket.socket, state: EndpointState, waiter: Waiter) -> None:
+        super().__init__()
         self.sock = sock
         self.descriptor = sock.fileno()
+        self.secure = False
         self.state = state
         self.reused = False
         self.idle_since_s = 0.0
+        self.user: User | None = None
+        self._poll = select.poll()
+        self._poll.register(self.descriptor, select.POLLIN | select.POLLRDHUP)
+        self.waiter: Waiter | None = waiter  # whose task waits for it: until it stands, or for good where it is in no pool
+
+    def ready(self, events: int) -> None:
+        if self.user is not None:
+            self.user.engine_ready(events)
+        elif self.waiter is not None:
+            self.waiter.wake()
+        elif events & READ and not self.fresh():  # while it was pooled
+            self.state.drop(self)
+
+    def failed(self, error: Exception) -> None:
+        if self.user is not None:
+            self.user.failed(error)
+        else:
+            self.state.drop(self)
 
     def receive(self) -> bytes | None:
         """What is there; b"" when the engine has closed, None when nothing is there yet. Raises OSError."""
@@ -67,40 +109,46 @@ class Upstream:
 
     def fresh(self) -> bool:
         """Is a pooled connection still open and silent? Bytes that nobody asked for spoil it."""
+        if not self.secure:
+            return not self._poll.poll(0)  # a third of what a look with recv costs, which raises where nothing is there
         try:
-            if isinstance(self.sock, ssl.SSLSocket):
-                return self.receive() is None
-            self.sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
+            return self.receive() is None
         except OSError:
             return False
-        return False
 
     def close(self) -> None:
-        self.state.hangups.forget(self.descriptor)
-        self.sock.close()
-
-    def gone(self) -> None:
-        """The engine closed: a pooled connection is dropped; one in use is left to its task, which reads the end itself."""
-        if self in self.state.idle:
-            self.state.idle.remove(self)
-            self.close()
+        """Idempotent."""
+        self.user = self.waiter = None
+        if self.descriptor >= 0:
+            self.state.reactor.remove(self.descriptor)
+            self.descriptor = -1
+            self.sock.close()
 
 
 class EndpointState:
-    """What the router knows of one endpoint at one address with one key. Owns its pooled connections."""
+    """What the router knows of one endpoint at one address with one key. Owns its pooled connections.
 
-    def __init__(self, endpoint: Endpoint, hangups: Hangups, now_s: float) -> None:
+    `running` are this process's own requests there; `cell` is where it counts them for the router's other workers to see.
+    """
+
+    def __init__(self, endpoint: Endpoint, reactor: Reactor, now_s: float, cell: Cell | None = None) -> None:
         self.endpoint = endpoint
-        self.hangups = hangups
-        self.in_flight = 0
+        self.reactor = reactor
+        self.heads: Heads[AnswerHead] = Heads()
+        self.running = 0
+        self._cell = cell
+        self.promised = 0  # places kept for those who waited for one (`turns`)
+        self.engine_load: EngineLoad | None = None  # set by `load`
+        self.polled = False  # is its engine asked for its load?
+        self.lengths: Mapping[str, int] = {}  # tokens that its models take at most, by its own names; set by `lengths`
         self.breaker: Breaker = breaker.CLOSED
+        self.out_since_s: float | None = None  # as it was last told: since when it is out of use
         self.resting_until_s = 0.0
         self.last_used_at_s = now_s
         self.used = False
         self.refused = False
         self.retired = False
+        self.tells_usage = True  # until it has taken a request without our question that it had refused with it
         self.requests = 0
         self.failures = 0
         self.outcomes: deque[bool] = deque(maxlen=OUTCOMES_KEPT)  # True: a 5xx
@@ -114,19 +162,39 @@ class EndpointState:
         self.port = split.port or (443 if self.tls else 80)
         self.base = split.path.rstrip("/").removesuffix("/v1").encode("ascii", "replace")  # routes bring their own /v1
         self.host_header = split.netloc.rpartition("@")[2].encode("idna" if not split.netloc.isascii() else "ascii")
+        key = endpoint.key.encode("utf-8", "surrogateescape")
+        lines = b"host: %b\r\naccept-encoding: identity\r\ncontent-type: application/json\r\n" % self.host_header
+        bearer = b"authorization: Bearer %b\r\n" % key if key else b""
+        self._lines = lines + bearer
+        self._lines_anthropic = (lines + b"x-api-key: %b\r\n" % key if key else lines) + bearer
         self._addresses: list[tuple[int, tuple[str, int]]] = []
         self._resolved_at_s = -RESOLVED_S
 
+    def head_lines(self, anthropic: bool) -> bytes:
+        """The header lines that every request to this endpoint has."""
+        return self._lines_anthropic if anthropic else self._lines
+
     # --- what is counted
+
+    @property
+    def in_flight(self) -> int:
+        """Requests there now, those of the router's other workers too: what choosing goes by."""
+        return self.running if self._cell is None else self._cell.total()
+
+    def _count(self, number: int) -> None:
+        self.running += number
+        if self._cell is not None:
+            self._cell.add(number)
 
     def began(self, exchange: object, now_s: float) -> None:
         """A request is given to this endpoint. Balanced by `left`, in a `finally`."""
-        self.in_flight += 1
+        self._count(1)
         self.requests += 1
         self.used = True
         self.last_used_at_s = now_s
         self._began_at_s[exchange] = now_s
-        self.breaker = self.breaker.began(now_s)
+        if self.breaker is not breaker.CLOSED:
+            self.breaker = self.breaker.began(now_s)
 
     def heard(self, now_s: float) -> None:
         """A byte came."""
@@ -135,7 +203,7 @@ class EndpointState:
 
     def left(self, exchange: object, outcome: Outcome, now_s: float, *, heard: bool, failures_max: int, cooldown_s: float) -> None:
         """The request is over there, however it ended. `heard`: the engine gave at least a byte."""
-        self.in_flight -= 1
+        self._count(-1)
         self.last_used_at_s = now_s
         waited_s = now_s - self._began_at_s.pop(exchange, now_s)
         if heard:
@@ -144,7 +212,8 @@ class EndpointState:
                 self._heard_at_s = now_s
         elif outcome is not Outcome.LEFT or waited_s >= IMPATIENT_S:
             self.unanswered += 1
-        self.breaker = self.breaker.ended(outcome, now_s, failures_max=failures_max, cooldown_s=cooldown_s)
+        if outcome is not Outcome.ANSWERED or self.breaker is not breaker.CLOSED:
+            self.breaker = self.breaker.ended(outcome, now_s, failures_max=failures_max, cooldown_s=cooldown_s)
         if outcome is Outcome.REFUSED:
             self.refused = True
         elif outcome is not Outcome.LEFT:
@@ -160,7 +229,7 @@ class EndpointState:
         heard_s = None if self._heard_at_s is None else max(now_s - self._heard_at_s, 0.0)
         silent_s = max(now_s - next(iter(self._began_at_s.values()), now_s), 0.0)  # since the oldest began, or since a byte came of any
         return EndpointUse(
-            self.in_flight,
+            self.running,
             max(now_s - self.last_used_at_s, 0.0),
             silent_s if heard_s is None else min(silent_s, heard_s),
             len(self.outcomes),
@@ -186,9 +255,16 @@ class EndpointState:
         if self.retired or len(self.idle) >= POOL_IDLE_MAX:
             upstream.close()
             return
+        upstream.user = None
         upstream.reused = True
         upstream.idle_since_s = now_s
         self.idle.append(upstream)
+
+    def drop(self, upstream: Upstream) -> None:
+        """A pooled connection is of no use any more."""
+        if upstream in self.idle:
+            self.idle.remove(upstream)
+        upstream.close()
 
     def sweep(self, now_s: float) -> None:
         """Closes what has been idle for too long; the oldest stand first."""
@@ -206,7 +282,7 @@ class EndpointState:
 
     async def connect(self, machine: Machine, waiter: Waiter) -> Upstream:
         """A new connection. The caller's deadline bounds it. Raises Unreachable, Kicked."""
-        last = Unreachable(f"{self.host} has no address")
+        last = Unreachable("its name has no address")
         for family, address in (await self._resolve(machine))[:TRIED_ADDRESSES_MAX]:
             try:
                 return await self._connect_one(family, address, waiter)
@@ -216,42 +292,41 @@ class EndpointState:
                 if self._resolved_at_s != float("inf"):
                     self._resolved_at_s = -RESOLVED_S  # it may have moved: ask again next time
                 refused = isinstance(err, ConnectionRefusedError)
-                last = Unreachable(f"connecting to {self.host}:{self.port} failed: {err.strerror or err}", refused=refused)
+                last = Unreachable(f"the connection failed: {err.strerror or err}", refused=refused)
         raise last
 
     async def _connect_one(self, family: int, address: tuple[str, int], waiter: Waiter) -> Upstream:
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        upstream = Upstream(sock, self, waiter)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             code = sock.connect_ex(address)
-            if code == errno.EINPROGRESS:
-                await waiter.writable(sock.fileno())
-                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                raise OSError(code, errno.errorcode.get(code, "error"))
+            if code not in (0, errno.EINPROGRESS):
+                raise OSError(code, os.strerror(code))
+            self.reactor.add(upstream.descriptor, upstream)
+            while code in (errno.EINPROGRESS, errno.EALREADY):
+                await waiter.wait()
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or sock.connect_ex(address)
+            if code not in (0, errno.EISCONN):
+                raise OSError(code, os.strerror(code))
             if self.tls:
-                sock = await self._handshake(sock, waiter)
-            upstream = Upstream(sock, self)
-            self.hangups.watch(upstream.descriptor, upstream.gone)
+                await self._handshake(upstream, waiter)
+            upstream.waiter = None
         except BaseException:  # re-raised: whatever ended it, the descriptor must not leak
-            sock.close()
+            upstream.close()
             raise
         return upstream
 
-    async def _handshake(self, sock: socket.socket, waiter: Waiter) -> socket.socket:
-        wrapped = _tls_context().wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)
-        try:
-            while True:
-                try:
-                    wrapped.do_handshake()
-                    return wrapped
-                except ssl.SSLWantReadError:
-                    await waiter.readable(wrapped.fileno())
-                except ssl.SSLWantWriteError:
-                    await waiter.writable(wrapped.fileno())
-        except BaseException:  # re-raised: `sock` is detached by now, so the caller cannot close it
-            wrapped.close()
-            raise
+    async def _handshake(self, upstream: Upstream, waiter: Waiter) -> None:
+        # The descriptor stays the same, and with it what the reactor knows of it.
+        wrapped = _tls_context().wrap_socket(upstream.sock, server_hostname=self.host, do_handshake_on_connect=False)
+        upstream.sock = wrapped
+        upstream.secure = True
+        while True:
+            try:
+                return wrapped.do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                await waiter.wait()
 
     async def _resolve(self, machine: Machine) -> list[tuple[int, tuple[str, int]]]:
         if not self._addresses:
@@ -268,7 +343,7 @@ class EndpointState:
         except OSError as err:
             if self._addresses:  # the old answer is better than none
                 return self._addresses
-            raise Unreachable(f"the name {self.host} cannot be resolved: {err.strerror or err}") from err
+            raise Unreachable(f"its name cannot be resolved: {err.strerror or err}") from err
         found: list[tuple[int, tuple[str, int]]] = [(int(row[0]), (str(row[4][0]), self.port)) for row in rows]
         self._addresses = list(dict.fromkeys(found))
         self._resolved_at_s = now_s

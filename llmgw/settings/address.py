@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Final
 
@@ -67,7 +68,7 @@ def parse_listen(text: str) -> TcpAddress | UnixAddress:
 def _host(host: str, text: str) -> str:
     if host.startswith("[") and host.endswith("]"):
         inner = host[1:-1]
-        if ":" not in inner or _V6.match(inner) is None:
+        if _V6.match(inner) is None or not _is_v6(inner):
             raise ValueError(f"{inner!r} is not an IPv6 address, in {text!r}")
         return inner
     if ":" in host:
@@ -77,6 +78,14 @@ def _host(host: str, text: str) -> str:
     if _HOST.match(host) is None:
         raise ValueError(f"{host!r} is not a host name or address, in {text!r}")
     return host
+
+
+def _is_v6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _port(port: str, text: str) -> int:
@@ -99,6 +108,39 @@ def tcp_listen_fault(text: str) -> str | None:
     if text.startswith("unix:"):
         return f"expected host:port or [v6]:port, not {text!r}"
     return listen_fault(text)
+
+
+def leads_to(url: str, listen: str) -> bool:
+    """Is whoever listens on `listen` the one at `url`? Both are sound, and judged by their texts: no name but localhost is known."""
+    where = parse_listen(listen)
+    scheme, _, rest = url.partition("://")
+    authority = rest.partition("/")[0]
+    host, port = authority, "443" if scheme == "https" else "80"
+    if not authority.endswith("]") and ":" in authority:
+        host, _, port = authority.rpartition(":")
+    if isinstance(where, UnixAddress) or where.port != int(port):
+        return False
+    dialled = {_TO_ITSELF.get(place, place) for place in _places(host.strip("[]"))}
+    if where.host == "0.0.0.0":
+        return any(place.startswith("127.") for place in dialled)
+    if _places(where.host) == {"::"}:  # IPv4 comes in there as well
+        return any(is_loopback(place) for place in dialled)
+    return not dialled.isdisjoint(_places(where.host))
+
+
+_TO_ITSELF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where Linux connects to for these
+
+
+def _places(host: str) -> frozenset[str]:
+    """The addresses, each in one spelling, that a host without brackets stands for; a name stands for itself."""
+    if host.lower() == "localhost":
+        return frozenset({"127.0.0.1", "::1"})
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return frozenset({host.lower()})
+    inner = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return frozenset({str(inner or address)})
 
 
 def url_fault(text: str) -> str | None:

@@ -54,7 +54,12 @@ def field_types(cls: type) -> Mapping[str, Any]:
 
 
 def unknown_key(path: str, key: str, known: Mapping[str, Any] | tuple[str, ...], elsewhere: tuple[str, ...] = ()) -> Fault:
-    """The fault of a key that nobody knows: it names the nearest known one, here or in another table."""
+    """The fault of a key that nobody knows: it names the nearest known one, here or in another table.
+
+    `elsewhere` are dotted paths; one of them may stand here too, such as a list of tables that somebody else reads.
+    """
+    here = [name.removeprefix(f"{path}.") if path else name for name in elsewhere if name.rpartition(".")[0] == path]
+    known = tuple(dict.fromkeys((*known, *here)))
     near = difflib.get_close_matches(key, list(known), n=1, cutoff=_NEAREST_SHARE)
     if near:
         return Fault(join(path, key), f"unknown key; did you mean {join(path, near[0])}?")

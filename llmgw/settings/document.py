@@ -20,7 +20,7 @@ import tomli_w
 from llmgw.domain.errors import Fault, Invalid, NotFound
 from llmgw.domain.setting import Applies, Scope, SettingMeta
 from llmgw.settings.decode import field_types, join, known_paths, name_faults, read_table, unknown_key
-from llmgw.settings.load import OBJECT_TABLES, table_scope
+from llmgw.settings.load import KEY_TABLE, OBJECT_TABLES, table_scope
 from llmgw.settings.schema import NAMES, Settings, meta_of
 from llmgw.settings.toml_text import parse_toml
 
@@ -97,7 +97,7 @@ def document_of(values: Mapping[str, Any], source: str) -> Document:
     kept = {table: value for table, value in values.items() if table_scope(str(table)) is Scope.CLUSTER}
     auth = kept.get("auth")
     if isinstance(auth, Mapping) and "key" in auth:
-        faults.append(Fault("auth.key", "clients' keys are no settings; they stand in [[auth.key]] tables of a machine's file"))
+        faults.append(Fault("auth.key", _OBJECTS[KEY_TABLE]))
         kept["auth"] = {key: value for key, value in auth.items() if key != "key"}
     settings = read_table(Settings, kept, "", faults, elsewhere=known_paths(Settings))
     if faults or settings is None:
@@ -286,8 +286,8 @@ def _path_fault(path: str, *, tables: bool = False) -> Fault | None:
     scope = table_scope(parts[0])
     if scope is Scope.MACHINE:
         return Fault(path, _MACHINES)
-    if parts[0] in OBJECT_TABLES or parts[:2] == ("auth", "key"):
-        return Fault(path, _OBJECTS)
+    if (why := _OBJECTS.get(KEY_TABLE if parts[:2] == ("auth", "key") else parts[0])) is not None:
+        return Fault(path, why)
     kind: Any = Settings
     for index, part in enumerate(parts):
         if _is_map(kind):
@@ -307,13 +307,18 @@ def _path_fault(path: str, *, tables: bool = False) -> Fault | None:
 
 
 _MACHINES: Final = "is one machine's own key; it stands in that machine's file"
-_OBJECTS: Final = "is no setting; models are changed with `llmgw ctl model`, clients' keys in [[auth.key]] tables"
+_OBJECTS: Final[Mapping[str, str]] = {
+    "model": "is no setting; models are changed with `llmgw ctl model`",
+    KEY_TABLE: "is no setting; clients' keys are changed with `llmgw ctl key`",
+    "endpoint": "is no setting; endpoints come from models' replicas, also those that somebody else runs (a profile with "
+    'engine = "openai"); [[endpoint]] tables stand in the file of a router',
+}
 
 
 def _foreign(values: Mapping[str, Any]) -> Iterable[Fault]:
     for table in values:
         if table in OBJECT_TABLES:
-            yield Fault(table, _OBJECTS)
+            yield Fault(table, _OBJECTS[table])
         elif (scope := table_scope(table)) is Scope.MACHINE:
             yield Fault(table, f"[{table}] {_MACHINES}")
         elif scope is None:

@@ -20,14 +20,16 @@ from llmgw.domain.model import Catalog, ModelSpec
 from llmgw.domain.policy import ApiKey, Policy
 from llmgw.domain.setting import Scope
 from llmgw.settings import not_yet, objects, place_holders
-from llmgw.settings.address import TcpAddress, parse_listen
+from llmgw.settings.address import TcpAddress, leads_to, parse_listen
 from llmgw.settings.decode import field_types, given_paths, known_paths, read_table, sound
 from llmgw.settings.schema import Settings, meta_of
 from llmgw.settings.toml_text import parse_toml
 
 DEFAULT_FILE: Final = Path("/etc/llmgw/llmgw.toml")
+HALF_WRITTEN: Final = "it sets nothing, which is taken for a file that was not written whole"  # why a running process refuses it
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024  # chosen: thousands of models fit; a wrong path such as a checkpoint does not fill memory
-OBJECT_TABLES: Final = ("model", "endpoint")  # with auth.key
+OBJECT_TABLES: Final = ("model", "endpoint")
+KEY_TABLE: Final = "auth.key"  # of objects too, beside the settings of [auth]
 
 
 class Role(enum.Enum):
@@ -61,6 +63,11 @@ class Loaded:
     habits: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
+    def sets_nothing(self) -> bool:
+        """Is it empty, or only comments and tables without keys? A running process takes such a file for one that is half written."""
+        return not self.given and self.settings.store is None  # [store] alone says that there is one
+
+    @property
     def models(self) -> tuple[ModelSpec, ...]:
         """The catalog's models, sorted by name."""
         return self.catalog.models
@@ -89,18 +96,33 @@ def policy_of(settings: Settings, keys: tuple[ApiKey, ...]) -> Policy:
 def load_file(path: Path, *, role: Role | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
     """Reads and checks `path`. Raises NotFound without it, Invalid with every fault or when it cannot be read."""
     try:
-        # A pipe whose other end is open would keep us waiting, so it is not waited for.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is a pipe")
-            data = stream.read(FILE_BYTES_MAX + 1)
+        data = _read(path)
     except FileNotFoundError as err:
-        raise NotFound(f"there is no file {path}", code="no_such_file") from err
+        raise NotFound(f"there is no file {path}{_led_nowhere(path)}", code="no_such_file") from err
     except OSError as err:
         raise Invalid(f"{path} cannot be read: {err.strerror or err}", code="unreadable_file") from err
     if len(data) > FILE_BYTES_MAX:
         raise Invalid(f"{path} is larger than {FILE_BYTES_MAX} bytes: that is no settings file")
     return attrs.evolve(load_bytes(data, source=str(path), role=role, environ=environ), path=path)
+
+
+def _led_nowhere(path: Path) -> str:
+    try:
+        return f": it is a link to {os.readlink(path)}, which is not there"
+    except OSError:  # it is no link
+        return ""
+
+
+def _read(path: Path) -> bytes:
+    # A pipe whose other end is open would keep us waiting, so it is not waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe")
+        with open(descriptor, "rb", closefd=False) as stream:
+            return stream.read(FILE_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)  # here, because open() would leave that of a folder open
 
 
 def load_bytes(data: bytes, *, source: str, role: Role | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
@@ -123,19 +145,19 @@ def load_text(text: str, *, source: str, role: Role | None = None, environ: Mapp
     faults: list[Fault] = []
     warnings: list[str] = []
     settings_raw, models_raw, keys_raw, endpoints_raw = _split(raw)
-    settings = read_table(Settings, settings_raw, "", faults, elsewhere=known_paths(Settings))
+    settings = read_table(Settings, settings_raw, "", faults, elsewhere=(*known_paths(Settings), *OBJECT_TABLES, KEY_TABLE))
     catalog = objects.read_models(models_raw, "model", faults)
-    keys = objects.read_keys(keys_raw, "auth.key", faults, warnings)
+    keys = objects.read_keys(keys_raw, KEY_TABLE, faults, warnings)
     endpoints = objects.read_endpoints(endpoints_raw, "endpoint", faults, environ)
     if settings is not None:
-        faults += sound(_role_faults(role, settings), faults)
+        faults += sound(_role_faults(role, settings, endpoints), faults)
     if faults or settings is None:
         raise Invalid.of(f"{source} is not valid", tuple(faults))
     given = given_paths(raw)
     warnings += _role_warnings(role, settings, catalog, keys, endpoints)
     warnings += place_holders.warnings_of(catalog.models)
     warnings += place_holders.warnings_of_engines(settings)
-    warnings += not_yet.warnings_of(given, settings, catalog.models, keys)
+    warnings += not_yet.warnings_of(given, settings, catalog.models)
     return Loaded(
         settings=settings,
         catalog=catalog,
@@ -164,7 +186,7 @@ def _split(raw: dict[str, Any]) -> tuple[dict[str, Any], Any, Any, Any]:
 def _scope_of(path: str) -> Scope | None:
     """The scope of a dotted path of the file; None for objects."""
     table = path.partition(".")[0]
-    if table in OBJECT_TABLES or path == "auth.key":
+    if table in OBJECT_TABLES or path == KEY_TABLE:
         return None
     return table_scope(table)
 
@@ -178,10 +200,45 @@ def table_scope(table: str) -> Scope | None:
     return next(meta.scope for field in attrs.fields(inner) if (meta := meta_of(field)) is not None)
 
 
-def _role_faults(role: Role | None, settings: Settings) -> list[Fault]:
+def _role_faults(role: Role | None, settings: Settings, endpoints: tuple[Endpoint, ...]) -> list[Fault]:
     if role is Role.AGENT and not settings.agent.control_planes:
         return [Fault("agent.control_planes", "an agent needs the address of at least one control plane")]
-    return []
+    if role in (Role.AGENT, Role.DEV) or (role is not Role.ROUTER and not settings.router.embedded):
+        return []  # nobody listens there; the options of `dev` may say where it does
+    return own_endpoint_faults(settings.router.listen, endpoints)
+
+
+def _unserved(keys: tuple[ApiKey, ...], endpoints: tuple[Endpoint, ...], catalog: Catalog) -> list[str]:
+    """A warning for each key that names a model which this file, where it is all there is, has nobody serve."""
+    served = {name for model in catalog.models for name in model.names}
+    served |= {name for endpoint in endpoints for name in (*endpoint.models, *endpoint.aliases)}
+    if not served:
+        return []
+    unserved = [(key.name, [name for name in key.models if name not in served]) for key in keys if "*" not in key.models]
+    what = "endpoint or model" if catalog.models else "endpoint"
+    return [f"auth.key: {key!r} may use {', '.join(map(repr, names))}, which no {what} serves" for key, names in unserved if names]
+
+
+def expired(keys: tuple[ApiKey, ...], wall_s: float) -> list[str]:
+    """A warning for each key that has ended by `wall_s`, the time of day."""
+    return [
+        f"auth.key: {key.name!r} has expired ({objects.format_time(key.expires_wall_s)}) and is refused"
+        for key in keys
+        if key.expires_wall_s is not None and key.expires_wall_s <= wall_s
+    ]
+
+
+def own_endpoint_faults(listen: str, endpoints: tuple[Endpoint, ...]) -> list[Fault]:
+    """Endpoints that are the router itself, which listens on `listen`: a request for one would go round until something is full."""
+    return [
+        Fault(
+            "endpoint",
+            f"{one.id!r} at {one.url} is this router itself (router.listen is {listen}), which would ask itself without end",
+            ("endpoint", "router.listen"),
+        )
+        for one in endpoints
+        if leads_to(one.url, listen)
+    ]
 
 
 def _role_warnings(
@@ -195,8 +252,12 @@ def _role_warnings(
         found.append("no [[endpoint]] and no router.control_planes: this router has nothing to route to")
     if role is Role.SERVER and settings.router.embedded and settings.router.control_planes:
         found.append("router.control_planes has no effect while router.embedded is true: that router is fed in this process")
+    if role in (Role.SERVER, Role.DEV) and settings.router.embedded and settings.router.workers > 1:
+        found.append("router.workers has no effect while router.embedded is true: that router is a part of this process")
     if alone and settings.auth.required and not keys:
         found.append("auth.required is true and there is no [[auth.key]]: every call of /v1 will be refused")
+    if alone or (role in (None, Role.SERVER) and settings.store is None and not settings.router.control_planes):
+        found += _unserved(keys, endpoints, catalog if role is not Role.ROUTER else Catalog())
     listens = settings.router.listen if role in (Role.ROUTER, Role.SERVER, Role.DEV) else ""
     if listens and not settings.auth.required:
         where = parse_listen(listens)

@@ -9,34 +9,25 @@ from collections.abc import Iterable
 from typing import Final
 
 from llmgw.domain.model import ModelSpec
-from llmgw.domain.policy import ApiKey, GuardRule
+from llmgw.domain.policy import GuardRule
 from llmgw.settings.schema import Settings
 
 # Paths, or their beginnings up to a dot.
 KEYS: Final = (
-    "usage.",
     "notify.",
     "reconcile.brake.",
-    "limits.requests_per_minute",
-    "limits.tokens_per_minute",
     "route.affinity",
     "route.health_interval_s",
-    "route.queue_max",
-    "route.queue_wait_s",
-    "router.workers",
 )
 
 
-def warnings_of(given: Iterable[str], settings: Settings, models: Iterable[ModelSpec], keys: Iterable[ApiKey]) -> list[str]:
+def warnings_of(given: Iterable[str], settings: Settings, models: Iterable[ModelSpec]) -> list[str]:
     """One line for each thing that stands in a file and has no effect in this build. `given` are the paths in the file."""
     asked = [path for path in given if any(path == key or (key.endswith(".") and path.startswith(key)) for key in KEYS)]
     found = [f"{path} has no effect in this build yet" for path in asked if not _is_default(path, settings)]
     found += [f"model {model.name!r}: idle_stop_s has no effect in this build yet" for model in models if model.idle_stop_s]
     for rule in settings.guard.rule:
         found += [f"guard.rule {rule.name!r}: {part} has no effect in this build yet" for part in _later_parts(rule)]
-    for key in keys:
-        if key.requests_per_minute or key.tokens_per_minute:
-            found.append(f"auth.key {key.name!r}: limits per minute are not enforced by this build yet")
     return found
 
 

@@ -20,9 +20,13 @@ from llmgw.domain.model import CPU_BY_DEFAULT, Catalog, ModelKind, ModelSpec, Pr
 from llmgw.domain.policy import ApiKey
 from llmgw.domain.words import a_value
 from llmgw.settings import secrets
-from llmgw.settings.decode import read_table, sound
+from llmgw.settings.decode import read_table, short, sound
 from llmgw.settings.schema import EndpointTable, KeyTable, ModelTable, ProfileTable, ReplicasTable, names_fault
 
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_FIRST_WALL_S: Final = (datetime.datetime(1, 1, 1, tzinfo=datetime.UTC) - _EPOCH).total_seconds()
+_LAST_WALL_S: Final = (datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC) - _EPOCH).total_seconds()
+TIME_SHOWN_MAX: Final = 60  # characters of what is no time: twice the longest time
 _RFC3339: Final = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)?\Z", re.ASCII)
 
 
@@ -192,6 +196,29 @@ def read_keys(raw: object, path: str, faults: list[Fault], warnings: list[str]) 
     return tuple(found)
 
 
+def key_from_table(raw: object, path: str = "key") -> ApiKey:
+    """One `[[auth.key]]` table as a value. Raises Invalid with every fault."""
+    faults: list[Fault] = []
+    key = _read_key(raw, path, faults, [])
+    if key is None or faults:
+        raise Invalid.of("the key is not valid", tuple(faults))
+    return key
+
+
+def key_to_table(key: ApiKey) -> dict[str, Any]:
+    """A key as the `[[auth.key]]` table that makes it, every field of it. Fit for TOML and JSON."""
+    return {
+        "name": key.name,
+        "sha256": key.sha256,
+        "models": list(key.models),
+        "max_parallel": key.max_parallel,
+        "requests_per_minute": key.requests_per_minute,
+        "tokens_per_minute": key.tokens_per_minute,
+        "expires": "" if key.expires_wall_s is None else format_time(key.expires_wall_s),
+        "operator": key.operator,
+    }
+
+
 def _read_key(raw: object, path: str, faults: list[Fault], warnings: list[str]) -> ApiKey | None:
     """The key of a table, None where it is no table. Beside faults it is good for nothing but its hash, "" where that is not sound."""
     before = len(faults)
@@ -225,6 +252,7 @@ def _read_key(raw: object, path: str, faults: list[Fault], warnings: list[str]) 
         requests_per_minute=table.requests_per_minute,
         tokens_per_minute=table.tokens_per_minute,
         expires_wall_s=expires_wall_s,
+        operator=table.operator,
     )
 
 
@@ -237,7 +265,7 @@ def parse_time(text: str) -> float:
     """RFC 3339 with a zone as seconds since 1970. Raises ValueError with the reason."""
     match = _RFC3339.match(text)
     if match is None:
-        raise ValueError(f'expected a time like "2030-01-01T00:00:00Z" (RFC 3339), not {text!r}')
+        raise ValueError(f'expected a time like "2030-01-01T00:00:00Z" (RFC 3339), not {short(text, TIME_SHOWN_MAX)!r}')
     day, clock, fraction, zone = match.groups()
     if zone is None:
         raise ValueError(f"the zone is missing: {text}Z for UTC, or with an offset such as {text}+01:00")
@@ -246,6 +274,15 @@ def parse_time(text: str) -> float:
         return datetime.datetime.fromisoformat(f"{day}T{clock}{(fraction or '')[:7]}{offset}").timestamp()
     except (ValueError, OverflowError) as err:
         raise ValueError(f"{text!r} is no time: {err}") from err
+
+
+def format_time(wall_s: float) -> str:
+    """Seconds since 1970 as RFC 3339 in UTC, to the microsecond where it is no whole second.
+
+    A zone may put a time of `parse_time` beyond the years that are written with four digits: then it is the first or the last of them.
+    """
+    moment = _EPOCH + datetime.timedelta(seconds=min(max(wall_s, _FIRST_WALL_S), _LAST_WALL_S))
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 # --- endpoints ---

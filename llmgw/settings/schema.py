@@ -111,10 +111,20 @@ class ServerSettings:
         return Path(self.data_dir).expanduser().absolute()
 
 
+# Every client of the store has to make the same names of it, and some encode other characters or fold what looks like a folder.
+_REPLICA: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/(?!\.\.?(/|\Z))[A-Za-z0-9._=-]+)*/?\Z")
+
+
 def _replica_fault(value: str) -> str | None:
-    if not value or re.match(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[!-~]*)?\Z", value) is not None:
+    if not value or _REPLICA.match(value) is not None:
         return None
-    return f'expected "s3://bucket/prefix", not {value!r}'
+    return f'expected "s3://bucket/prefix" with letters, digits and . _ = - between single slashes, not {value!r}'
+
+
+def _region_fault(value: str) -> str | None:
+    if re.match(r"[A-Za-z0-9_-]{1,64}\Z", value) is None:
+        return f'expected a region such as "eu-central-1", not {value!r}; a store that has none takes "us-east-1"'
+    return None
 
 
 def _credentials_fault(value: str) -> str | None:
@@ -142,10 +152,10 @@ class StoreSettings:
     s3_endpoint: str = setting(
         "", help="The object store's address; empty: AWS.", scope=_M, check=addresses.optional_url_fault, example="https://s3.example:9000"
     )
-    s3_region: str = setting("us-east-1", help="The object store's region.", scope=_M, check=name_fault)
+    s3_region: str = setting("us-east-1", help="The object store's region.", scope=_M, check=_region_fault)
     s3_credentials: str = setting(
         "env",
-        help='"env": AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN; or "file:/PATH".',
+        help='"env": AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN; or "file:/PATH", whose lines say NAME=value.',
         scope=_M,
         check=_credentials_fault,
     )
@@ -159,7 +169,7 @@ class RouterSettings:
     listen: str = setting(
         "127.0.0.1:8080", help="Where /v1 listens: host:port, [v6]:port or unix:/path.", scope=_M, check=addresses.listen_fault
     )
-    workers: int = setting(1, help="Processes of a separate router.", scope=_M, low=1, high=256)
+    workers: int = setting(1, help="Worker processes of a separate router; they share its port.", scope=_M, low=1, high=256)
     control_planes: tuple[str, ...] = setting(
         (), help="A separate router follows these; empty: it serves what its file says.", scope=_M, check=addresses.urls_fault,
         example=("https://ctl-1.example:8081", "https://ctl-2.example:8081"),
@@ -636,6 +646,9 @@ class KeyTable:
     tokens_per_minute: int = setting(0, help="0: as in [limits].", scope=_O, applies=_LIVE, low=0, high=_COUNT_MAX)
     expires: str = setting(
         "", help="When it ends: RFC 3339 with a zone; empty: never.", scope=_O, applies=_LIVE, example="2030-01-01T00:00:00Z"
+    )
+    operator: bool = setting(
+        False, help="Its answers tell endpoint and times, and it may ask one endpoint by its id.", scope=_O, applies=_LIVE
     )
 
 

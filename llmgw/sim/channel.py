@@ -12,7 +12,7 @@ import trio
 
 from llmgw.domain.errors import Unavailable
 from llmgw.protocol.channel import Channel, ChannelClosed
-from llmgw.protocol.codec import decode, encode
+from llmgw.protocol.codec import Shared, decode, encode
 from llmgw.protocol.messages import Message
 from llmgw.sim.machine import SimMachine
 
@@ -21,10 +21,12 @@ Watch = Callable[[str, str, Message], None]  # (who sent it, to whom, what)
 
 
 class Link:
-    """The way between two processes. While it `holds`, nothing arrives in either direction, and nobody is told."""
+    """The way between two processes. While it `holds`, nothing arrives in either direction, and nobody is told. A message that it
+    `loses` never arrives, and those after it do."""
 
     def __init__(self) -> None:
         self.holds = False
+        self.loses: Callable[[Message], bool] = lambda message: False
         self._open = trio.Event()
 
     def hold(self) -> None:
@@ -69,12 +71,15 @@ class SimChannel:
         self._machine = machine
         self._wire = wire
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message | Shared) -> None:
         data = encode(message)
         if self._machine is not None:
             await self._machine.running()
         if self._wire is not None:
-            self._wire.left(self._own, self.peer, message)
+            said = message.message if isinstance(message, Shared) else message
+            self._wire.left(self._own, self.peer, said)
+            if self._wire.link.loses(said):
+                return
         await self.send_bytes(data)
 
     async def send_bytes(self, data: bytes) -> None:

@@ -89,20 +89,24 @@ def engine(machine: Machine, plan: FleetPlan, report: ReplicaReport) -> SimEngin
 
 
 async def run_fleet(
+    host: Machine,
     plan: FleetPlan,
     dial: Dial,
     control_planes: tuple[str, ...],
     *,
     task_status: trio.TaskStatus[tuple[SimNode, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Runs every node until cancelled. Raises Invalid for an impossible plan."""
+    """Runs every node until cancelled. `host` is what they run on: its time of day is theirs, as if all kept the right time.
+
+    Raises Invalid for an impossible plan.
+    """
     plan.check()
     conduct = behaviour(plan)
     async with trio.open_nursery() as nursery:
         nodes = []
         for index in range(plan.nodes):
             name = f"sim-{index + 1:04d}"
-            machine = SimMachine(plan.seed * NODES_MAX + index)
+            machine = SimMachine(plan.seed * NODES_MAX + index, time_of_day=host.wall_s)
             serve = _server(machine, plan) if plan.serve else None
             nodes.append(
                 SimNode(

@@ -67,7 +67,7 @@ FINE: Final = Fault()
 
 @attrs.frozen
 class Request:
-    """What a script looks at: "get" or "put", the key, and which request of this client it is, from 0."""
+    """What a script looks at: "get", "put" or "delete", the key, and which request of this client it is, from 0."""
 
     method: str
     key: str
@@ -114,8 +114,14 @@ class Bucket:
         bisect.insort(self._late, (self._now_s() + after_s, self._numbers, put), key=lambda late: late[:2])
 
     def delete(self, key: str) -> None:
-        """By hand: no control plane ever does."""
+        """A probe's object; a lease's own by hand alone: no control plane ever does."""
+        self._settle()
         self._objects.pop(key, None)
+
+    def names(self) -> tuple[str, ...]:
+        """Of the objects that are there now."""
+        self._settle()
+        return tuple(self._objects)
 
     def restore(self, key: str, data: bytes) -> None:
         """By hand: what an old copy held."""
@@ -185,6 +191,11 @@ class SimLeases:
             raise Lost(await self.read(role))
         else:
             raise Unknown(f"the store answered {status}")  # a conflict of two writes (409) is neither yes nor no
+
+    async def remove(self, role: str) -> None:
+        fault = await self._begin("delete", role)
+        self._bucket.delete(role)
+        await self._end(fault)
 
     async def _get(self, key: str) -> Object | None:
         fault = await self._begin("get", key)

@@ -36,15 +36,27 @@ class SimDisk:
 
 
 class SimMachine:
-    """`booted_s` sets this machine's clock apart from every other's and `rate` makes it run faster or slower; `wall_offset_s` is
-    its idea of the time of day, which may be stepped."""
+    """`booted_s` sets this machine's clock apart from every other's and `rate` makes it run faster or slower.
 
-    def __init__(self, seed: int, *, booted_s: float = 1000.0, wall_offset_s: float = 1_700_000_000.0, rate: float = 1.0) -> None:
+    The time of day is `wall_offset_s`, which may be stepped, beyond trio's clock; or that of `time_of_day` (seconds since 1970) where
+    the machine has to do with real ones.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        booted_s: float = 1000.0,
+        wall_offset_s: float = 1_700_000_000.0,
+        rate: float = 1.0,
+        time_of_day: Callable[[], float] | None = None,
+    ) -> None:
         self.disk = SimDisk()
         self.rng = random.Random(seed)
         self.booted_s = booted_s
         self.wall_offset_s = wall_offset_s
         self.rate = rate
+        self._time_of_day = time_of_day
         self.killed = False
         self._thawed: trio.Event | None = None
 
@@ -84,7 +96,7 @@ class SimMachine:
         return self.booted_s + trio.current_time() * self.rate
 
     def wall_s(self) -> float:
-        return self.wall_offset_s + trio.current_time()
+        return self.wall_offset_s + trio.current_time() if self._time_of_day is None else self._time_of_day()
 
     async def sleep_until(self, at_s: float) -> None:
         left_s = at_s - self.now_s()

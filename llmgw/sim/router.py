@@ -13,7 +13,10 @@ from llmgw.domain.policy import Policy
 
 
 class SimRouter:
-    """`history` holds every (stamp, list) taken, in order. `acknowledges` False: withdrawals are taken but not confirmed."""
+    """`history` holds every (stamp, list) taken, in order. `acknowledges` False: withdrawals are taken but not confirmed.
+
+    `settles` False: one of its workers does not act yet on what it was given last.
+    """
 
     def __init__(self) -> None:
         self.endpoints = EndpointList()
@@ -22,6 +25,7 @@ class SimRouter:
         self.highest: FencingToken | None = None
         self.history: list[tuple[ListStamp, EndpointList]] = []
         self.acknowledges = True
+        self.settles = True
         self.uses: dict[EndpointId, EndpointUse] = {}
         self._generation = 0
 
@@ -48,6 +52,9 @@ class SimRouter:
 
     def acknowledged(self) -> int:
         return self._generation if self.acknowledges else 0
+
+    def settled(self) -> bool:
+        return self.settles
 
     def ids(self) -> tuple[str, ...]:
         """The endpoints it would choose from now."""

@@ -39,6 +39,9 @@ def _step(version: int, name: str, *, min_reader: int, min_writer: int) -> Step:
 STEPS: Final = (
     _step(1, "first", min_reader=1, min_writer=1),
     _step(2, "settings", min_reader=1, min_writer=1),  # tables that an older build does not touch
+    # An older build that leads would push keys of its file alone: it would bring back what was revoked, and refuse what was created.
+    _step(3, "api_keys", min_reader=1, min_writer=3),
+    _step(4, "usage", min_reader=1, min_writer=3),  # tables that an older build does not touch
 )
 SCHEMA: Final = STEPS[-1].version
 

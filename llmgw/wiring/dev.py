@@ -25,7 +25,7 @@ from llmgw.domain.model import ModelSpec, Profile, ReplicaCounts
 from llmgw.domain.ports import Machine
 from llmgw.domain.replica import ReplicaState
 from llmgw.settings.address import UnixAddress, parse_listen
-from llmgw.settings.load import Loaded
+from llmgw.settings.load import Loaded, own_endpoint_faults
 from llmgw.settings.running import hold, running_files
 from llmgw.settings.schema import Settings, StoreSettings
 from llmgw.settings.user_dirs import running_dir
@@ -81,6 +81,8 @@ SIM_MODELS: Final = (
 def dev_main(loaded: Loaded, *, port: int | None, admin_port: int | None, data_dir: Path, nodes: Nodes) -> int:
     """Runs until Ctrl-C. Raises LlmgwError when it cannot run."""
     settings = dev_settings(loaded, port, admin_port, data_dir)
+    if faults := own_endpoint_faults(settings.router.listen, loaded.endpoints):
+        raise Invalid.of(f"{loaded.source} is not valid", tuple(faults))
     configure_logs(settings.log)
     if isinstance(nodes, ThisMachine) and nodes.demo:
         demo.check_installed()
@@ -169,7 +171,7 @@ async def _run(machine: Machine, loaded: Loaded, data_dir: Path, nodes: Nodes, s
                         await run_agent(machine, agent, stop_engines=True, task_status=task_status)
                     else:
                         dial = dialler(machine, running.agent_token_file)
-                        await run_fleet(nodes.fleet, dial, (running.admin_url,), task_status=task_status)
+                        await run_fleet(machine, nodes.fleet, dial, (running.admin_url,), task_status=task_status)
                 agent_ended.set()
 
             await nursery.start(run_nodes)
@@ -261,7 +263,7 @@ async def _show(machine: Machine, running: Running, data_dir: Path, nodes: Nodes
 
 def _banner(running: Running, data_dir: Path, model: str | None, ctl_words: str) -> None:
     base = f"http://{running.router_listen}" if not running.router_listen.startswith("unix:") else running.router_listen
-    key = "no key needed" if not running.controller.policy().auth_required else "a key of [[auth.key]] is needed"
+    key = "no key needed" if not running.controller.policy().auth_required else "it asks for a key: `llmgw ctl key create NAME` makes one"
     _say(f"llmgw serves at {base}/v1 ({key}).")
     if sys.stderr.isatty():  # it signs in, so it is for a person's screen and for no file
         _say(f"Console, for the next 10 minutes and once: {running.console_link()}")

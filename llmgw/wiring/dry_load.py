@@ -21,6 +21,7 @@ import trio
 from llmgw.admin.serve import bind_admin
 from llmgw.agent import own_modules
 from llmgw.domain.errors import EXIT_OK, Invalid, LlmgwError
+from llmgw.domain.files import words
 from llmgw.lease.timings import LeaseTimings
 from llmgw.router.listener import public_tls
 from llmgw.settings.address import TcpAddress, parse_listen
@@ -51,7 +52,7 @@ async def dry_load(file: bytes, document: str, source: str = "", running: Sequen
     except trio.TooSlowError:
         return f"trying it took longer than {limit_s:g} s on this machine"
     except (OSError, subprocess.SubprocessError) as err:
-        return f"it could not be tried on this machine: {err}"
+        return f"it could not be tried on this machine: {words(err)}"
     if done.returncode == EXIT_OK:
         return ""
     said = done.stdout.decode("utf-8", "replace").strip()

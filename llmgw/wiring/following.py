@@ -11,6 +11,7 @@ from llmgw.control.supervision import keep_running
 from llmgw.domain.ports import Machine
 from llmgw.protocol.websocket import ROUTER_SESSION_PATH
 from llmgw.router.follow import Followed, Follower
+from llmgw.router.usage_keeper import USAGE_FILE, UsageKeeper
 from llmgw.settings.schema import Settings
 from llmgw.wiring.dialling import default_token_file, dialler
 
@@ -34,16 +35,29 @@ async def load_follower(machine: Machine, router: Followed, settings: Settings) 
         folder=router_folder(settings),
         control_planes=settings.router.control_planes,
         name=socket.gethostname() or "router",
+        workers=settings.router.workers,
         cors_origins=settings.router.cors_origins,
     )
     await follower.load()
     return follower
 
 
-async def keep_following(machine: Machine, follower: Follower, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """Until cancelled; a crash of it starts it again a few times, as the control plane's own tasks. Raises Broken then."""
+async def load_usage(machine: Machine, follower: Follower, settings: Settings) -> UsageKeeper:
+    """What tells the leader, through the follower's sessions, what clients have used."""
+    keeper = UsageKeeper(machine, router_folder(settings) / USAGE_FILE, follower.tell_usage)
+    follower.usage_taken = keeper.taken
+    await keeper.load()
+    return keeper
+
+
+async def keep_following(
+    machine: Machine, follower: Follower, usage: UsageKeeper, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Until cancelled; a crash of either starts it again a few times, as the control plane's own tasks. Raises Broken (in a group) then."""
     task_status.started()
-    await keep_running(machine, "follower", follower.run)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_running, machine, "follower", follower.run)
+        nursery.start_soon(keep_running, machine, "usage", usage.run)
 
 
 def _absolute(text: str) -> Path:

@@ -36,16 +36,27 @@ class RealDisk:
     def read(self, path: Path) -> bytes | None:
         """The file's bytes, or None when there is none. Raises OSError, also for what is no file: a pipe would keep us waiting."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            return self._read(path)
         except FileNotFoundError:
             return None
-        with open(descriptor, "rb") as file:
+        except OSError as err:
+            err.filename = str(path)  # what fails after the opening names no file, or a descriptor
+            raise
+
+    def _read(self, path: Path) -> bytes:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
             found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            if stat.S_ISDIR(found.st_mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file")
             if found.st_size > READ_BYTES_MAX:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-            return file.read()
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(descriptor)  # here, because open() would leave that of a folder open
 
     def write(self, path: Path, data: bytes) -> None:
         """Temporary name beside `path` (0600), fsync, rename, fsync of the folder. Raises OSError; `path` is then as it was."""

@@ -19,8 +19,11 @@ from llmgw.control.leadership import Candidacy
 from llmgw.control.settings_in_force import SettingsInForce
 from llmgw.domain.ids import ClusterId, EndpointId, OwnerId
 from llmgw.domain.model import Catalog, ModelSpec, Profile
-from llmgw.router.metrics import EndpointFigures, Following, render
+from llmgw.router.engine_load import EngineLoad
+from llmgw.router.metrics import EndpointFigures, Following, accounted, counted, followed, staffed
 from llmgw.router.metrics import Metrics as RouterMetrics
+from llmgw.router.metrics_sum import plain, text_of
+from llmgw.router.usage import Tokens
 from llmgw.settings.load import Loaded
 from llmgw.settings.schema import Settings
 from llmgw.sim.machine import SimMachine
@@ -57,8 +60,14 @@ def _router_text() -> str:
     metrics = RouterMetrics()
     metrics.finished("model", 200, 0.1, 0.05)
     metrics.hit("rule", "block")
+    metrics.used("model", Tokens(1, 0, 1), unknown=True)
     following = Following({"http://127.0.0.1:8081": True}, "", 0, 0.0, 0.0, False)
-    return render(metrics, {EndpointId("endpoint"): EndpointFigures(0, 0, 0, 0, False)}, 0, 0, following).decode()
+    metrics.waited("model", 0.1)
+    metrics.asked("model", 0.001)
+    metrics.itl("model").add(0.1)
+    endpoint = EndpointFigures(0, 0, 0, 0, False, polled=True, load=EngineLoad(0, 0, 0, 0.0))
+    counts = counted(metrics, {EndpointId("endpoint"): endpoint}, 0, 0, {"model": 0})
+    return text_of(plain([*counts, *followed(following), *accounted(0), *staffed(0, 0)])).decode()
 
 
 async def _admin_text() -> str:

@@ -7,117 +7,56 @@ what was last pushed is kept on disk. Streams are never touched by a reload or b
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import socket
 import ssl
 import stat
 import sys
-import threading
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 import trio
 
 from llmgw.domain.endpoint import EndpointList, ListStamp
-from llmgw.domain.errors import EXIT_OK, LlmgwError
+from llmgw.domain.errors import EXIT_OK, Invalid, LlmgwError
 from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.domain.lease import FencingToken
+from llmgw.domain.policy import Policy
 from llmgw.domain.ports import Machine
 from llmgw.router.listener import public_tls, serve
 from llmgw.router.router import Router
-from llmgw.settings.load import Loaded, Role, load_file
+from llmgw.router.workers import Workers, WorkerSettings
+from llmgw.settings.load import HALF_WRITTEN, Loaded, Role, load_file
 from llmgw.settings.schema import Settings
 from llmgw.settings.secrets import resolve
+from llmgw.wiring.access_log_writer import LogWriter
 from llmgw.wiring.data_dir import claim
 from llmgw.wiring.inherited import take_listeners
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.notify import Notifier, take_notifier
-from llmgw.wiring.runs import run_role
+from llmgw.wiring.runs import allow_descriptors, clients_max, run_role
 from llmgw.wiring.signals import Hangup, wait_for_stop
+from llmgw.wiring.worker import worker_command
 
 if TYPE_CHECKING:
     from llmgw.router.follow import Follower
 
 FILE_LOOK_S: Final = 1.0  # chosen: an edit is live within a second or two, and a look is one stat call
-LOG_FLUSH_S: Final = 0.1  # how long a line may wait for others; one write for many keeps the cost per request low
-LOG_END_S: Final = 1.0  # how long the end of the process waits for a reader of its last lines; it must not hang on one
-LOG_BYTES_MAX: Final = 8 * 1024 * 1024  # kept while nobody reads standard output; beyond it lines are dropped and counted
 # A static list is its own publisher: there is no cluster, and each reload is one generation on.
 STATIC_TOKEN: Final = FencingToken(ClusterId("static"), 1, OwnerId("file"))
 log = structlog.get_logger("llmgw.router")
-
-
-class LogWriter:
-    """Writes access-log lines to a descriptor from a thread of its own, in blocks.
-
-    A reader that does not read holds up no request, and not the end of the process either: the thread is a daemon, because a
-    write that blocks for ever can be neither cancelled nor waited for.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._lines: list[bytes] = []
-        self._size = 0
-        self._blocks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._thread: threading.Thread | None = None
-        self.dropped = 0
-
-    def write(self, line: bytes) -> None:
-        """Takes a line; it is written within LOG_FLUSH_S."""
-        if self._size + len(line) > LOG_BYTES_MAX:
-            self.dropped += 1
-            return
-        self._lines.append(line)
-        self._size += len(line)
-
-    def _hand_over(self) -> None:
-        """Gives the thread what has gathered. One block at a time: while it writes, lines gather here, where they are counted."""
-        if not self._lines or not self._idle.is_set():
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._write_forever, name="access-log", daemon=True)
-            self._thread.start()
-        self._idle.clear()
-        self._blocks.put(b"".join(self._lines))
-        self._lines.clear()
-        self._size = 0
-
-    def _write_forever(self) -> None:
-        while True:
-            view = memoryview(self._blocks.get())
-            try:
-                while view:
-                    view = view[os.write(self._descriptor, view) :]
-            except OSError:
-                self.dropped += bytes(view).count(b"\n")  # a closed output ends the writing, never the router
-            self._idle.set()
-
-    async def run(self, machine: Machine) -> None:
-        """Until cancelled."""
-        while True:
-            await machine.sleep_until(machine.now_s() + LOG_FLUSH_S)
-            self._hand_over()
-
-    def flush(self) -> None:
-        """The last lines, at the end of the process; waits at most LOG_END_S for the reader."""
-        for _ in range(2):  # what is being written, then what has gathered meanwhile
-            if not self._idle.wait(LOG_END_S):
-                return
-            self._hand_over()
-        self._idle.wait(LOG_END_S)
 
 
 def router_main(path: Path) -> int:
     """Runs a router on the file at `path` until it is told to end. Raises LlmgwError when it cannot start."""
     loaded = load_file(path, role=Role.ROUTER)
     configure_logs(loaded.settings.log)
+    allow_descriptors()
     writer = LogWriter(sys.stdout.fileno())
     try:
         inherited = take_listeners(os.environ)
@@ -134,7 +73,15 @@ async def _main(path: Path, loaded: Loaded, writer: LogWriter, notifier: Notifie
 def make_router(machine: Machine, loaded: Loaded, writer: LogWriter) -> Router:
     """A router that obeys the policy of a file; endpoints are still to be set. Raises Invalid for a metrics token that cannot be read."""
     token = resolve(loaded.settings.metrics.token, "metrics.token")
-    return Router(machine, loaded.policy, writer.write, report=log.error, metrics_token=token)
+    return Router(
+        machine,
+        loaded.policy,
+        writer.write,
+        report=log.error,
+        metrics_token=token,
+        log_dropped=lambda: writer.dropped,
+        clients_max=clients_max(),
+    )
 
 
 async def run_router(
@@ -149,39 +96,66 @@ async def run_router(
 ) -> None:
     """Serves until the first SIGTERM or SIGINT, then lets answers finish for `route.drain_s`; a second signal ends at once.
 
-    SIGHUP and a change of the file reload it. `inherited` sockets are used in place of `router.listen`. Reports the address it
-    listens on. Raises LlmgwError (in a group).
+    SIGHUP and a change of the file reload it. `inherited` sockets are used in place of `router.listen`. With `router.workers` above
+    1 this process is their parent and serves nobody itself. Reports the address it listens on. Raises LlmgwError (in a group).
     """
     settings = loaded.settings
-    tls = router_tls(settings)
-    router = make_router(machine, loaded, writer)
+    plane: Router | Workers
+    if settings.router.workers > 1:
+        plane = workers = make_workers(machine, loaded, inherited)
+        serving, last_act, wait_taken = workers.run, workers.kill, workers.wait_taken
+    else:
+        plane = make_router(machine, loaded, writer)
+        serving = partial(serve, plane, settings.router.listen, router_tls(settings), inherited=inherited)
+        last_act, wait_taken = _nothing, _taken_at_once
     stop = trio.Event()
     with ExitStack() as held:
-        follower = None
+        follower = usage = None
         if settings.router.control_planes:
-            from llmgw.wiring.following import keep_following, load_follower, router_folder
+            from llmgw.wiring.following import keep_following, load_follower, load_usage, router_folder
 
             held.enter_context(claim(router_folder(settings)))
-            follower = await load_follower(machine, router, settings)
-            router.following, router.wake = follower.following, follower.wake
-        file = FileFollower(machine, router, path, loaded, notifier, follower)
+            follower = await load_follower(machine, plane, settings)
+            usage = await load_usage(machine, follower, settings)
+            plane.following, plane.wake, plane.book = follower.following, follower.wake, usage.book
+            if isinstance(plane, Workers):
+                plane.told = follower.look_again
+        file = FileFollower(machine, plane, path, loaded, notifier, follower, wait_taken)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(writer.run, machine)
-            await nursery.start(wait_for_stop, stop.set, Hangup.ELSEWHERE)
+            await nursery.start(wait_for_stop, stop.set, Hangup.ELSEWHERE, last_act)
             await nursery.start(file.run)
-            if follower is not None:
-                await nursery.start(keep_following, machine, follower)
-            address = await nursery.start(partial(serve, router, settings.router.listen, tls, inherited=inherited))
+            if follower is not None and usage is not None:
+                await nursery.start(keep_following, machine, follower, usage)
+            address = await nursery.start(serving)
             nursery.start_soon(notifier.beat, machine)
             notifier.ready()
             if inherited:
                 log.info("the listening sockets were handed over; router.listen has no effect")
-            log.info("listening", address=address, endpoints=len(router.states()), pid=os.getpid())
+            log.info("listening", address=address, endpoints=plane.listed, workers=settings.router.workers, pid=os.getpid())
             task_status.started(address)
             await stop.wait()
             notifier.stopping()
-            await router.drain(machine.now_s() + router.policy.route.drain_s)
+            await plane.drain(machine.now_s() + plane.policy.route.drain_s)
+            if usage is not None:
+                await usage.close()
             nursery.cancel_scope.cancel()
+
+
+def make_workers(machine: Machine, loaded: Loaded, inherited: Sequence[socket.socket]) -> Workers:
+    """What starts and feeds the workers of a file. Raises Invalid for what no worker could start with."""
+    settings = loaded.settings
+    router_tls(settings)  # told here, once, and not by each worker
+    tls = settings.router if settings.router.tls_certificate else None
+    given = WorkerSettings(
+        tls_certificate=tls.tls_certificate if tls is not None else settings.tls.certificate,
+        tls_key=tls.tls_key if tls is not None else settings.tls.key,
+        metrics_token=resolve(settings.metrics.token, "metrics.token"),
+        log_level=settings.log.level,
+        log_format=settings.log.format,
+    )
+    count = settings.router.workers
+    return Workers(machine, loaded.policy, given, count=count, command=worker_command, listen=settings.router.listen, inherited=inherited)
 
 
 def router_tls(settings: Settings) -> ssl.SSLContext | None:
@@ -191,6 +165,24 @@ def router_tls(settings: Settings) -> ssl.SSLContext | None:
     return public_tls(settings.tls.certificate, settings.tls.key) if settings.tls.certificate else None
 
 
+class Fed(Protocol):
+    """What is kept on a file: a router, or several workers as one."""
+
+    waiting: bool
+
+    def set_policy(self, policy: Policy) -> None: ...
+    def set_endpoints(self, endpoints: EndpointList, stamp: ListStamp) -> None: ...
+    def seed(self, endpoints: EndpointList) -> None: ...
+
+
+def _nothing() -> None:
+    """One process takes along what it has."""
+
+
+async def _taken_at_once() -> None:
+    """One process acts on what it was given when the call returns."""
+
+
 class FileFollower:
     """Keeps a router on what its file says: all of it, or with a `follower` whatever nobody has pushed yet.
 
@@ -198,15 +190,23 @@ class FileFollower:
     """
 
     def __init__(
-        self, machine: Machine, router: Router, path: Path, loaded: Loaded, notifier: Notifier, follower: Follower | None = None
+        self,
+        machine: Machine,
+        router: Fed,
+        path: Path,
+        loaded: Loaded,
+        notifier: Notifier,
+        follower: Follower | None,
+        wait_taken: Callable[[], Awaitable[None]],
     ) -> None:
         self._machine = machine
         self._notifier = notifier
         self._router = router
         self._follower = follower
+        self._wait_taken = wait_taken
         self._path = path
-        self._sha256 = loaded.sha256
-        self._listen = loaded.settings.router.listen
+        self._taken = loaded
+        self._first = loaded.settings.router
         self._generation = 0
         self._seen = _state_of(path)
         self._apply(loaded)
@@ -261,26 +261,32 @@ class FileFollower:
         self._seen = _state_of(self._path)
         try:
             loaded = await self._machine.run_sync(lambda: load_file(self._path, role=Role.ROUTER))
+            if loaded.sets_nothing and not self._taken.sets_nothing:
+                raise Invalid(HALF_WRITTEN)
         except LlmgwError as err:
             log.error("the file does not load; all stays as it was", file=str(self._path), reason=err.message)
             return
-        if loaded.sha256 == self._sha256 and not asked:
+        if loaded.sha256 == self._taken.sha256 and not asked:
             return
-        self._sha256 = loaded.sha256
+        self._taken = loaded
         for warning in loaded.warnings:
             log.warning(warning)
-        if loaded.settings.router.listen != self._listen:
-            log.warning("router.listen takes effect at the next start", listen=loaded.settings.router.listen)
+        now = loaded.settings.router
+        if now.listen != self._first.listen:
+            log.warning("router.listen takes effect at the next start", listen=now.listen)
+        if now.workers != self._first.workers:
+            log.warning("router.workers takes effect at the next start", workers=now.workers)
         self._apply(loaded)
+        await self._wait_taken()
         log.info("reloaded", file=str(self._path), endpoints=len(loaded.endpoints), keys=len(loaded.keys))
 
 
-def _state_of(path: Path) -> tuple[int, int, int, int] | None:
-    """What changes when a file is written, replaced, or its link turned; None when it is not there."""
+def _state_of(path: Path) -> tuple[int, ...]:
+    """What changes when a file is written, replaced, or its link turned, and when something else keeps it from being read."""
     try:
         found = os.stat(path)
-    except OSError:
-        return None
+    except OSError as err:
+        return (err.errno or 0, os.path.islink(path))
     if not stat.S_ISREG(found.st_mode):
-        return None
+        return (found.st_dev, found.st_ino)
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

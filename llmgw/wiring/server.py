@@ -34,6 +34,7 @@ from llmgw.control.leadership import Candidacy
 from llmgw.control.settings_boot import Boot
 from llmgw.control.settings_in_force import SettingsInForce
 from llmgw.control.settings_poller import boot
+from llmgw.control.supervision import keep_running
 from llmgw.domain.errors import EXIT_OK, Conflict, Invalid, StaleEpoch
 from llmgw.domain.ids import OWNER_RANDOM_BYTES, ClusterId, OwnerId, owner_id
 from llmgw.domain.ports import Machine
@@ -41,11 +42,14 @@ from llmgw.lease.file import LEASE_FILE, LOCK_FILE, FileLeases, FileLock, boot_i
 from llmgw.lease.rules import Candidate
 from llmgw.lease.timings import LeaseTimings
 from llmgw.router.listener import public_tls, serve
+from llmgw.router.router import Router
+from llmgw.router.usage_keeper import USAGE_FILE, UsageKeeper
 from llmgw.settings.load import Loaded, Role, load_bytes
 from llmgw.settings.schema import LeaseSettings, Settings
 from llmgw.settings.secrets import resolve
 from llmgw.store import meta, migrations
 from llmgw.store.connection import Store, StoreBusy
+from llmgw.wiring.access_log_writer import LogWriter
 from llmgw.wiring.data_dir import claim
 from llmgw.wiring.dialling import trusting
 from llmgw.wiring.dry_load import dry_load
@@ -53,8 +57,8 @@ from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.memory import calm_collector
 from llmgw.wiring.notify import Notifier, take_notifier
-from llmgw.wiring.router import LogWriter, make_router, router_tls
-from llmgw.wiring.runs import run_role
+from llmgw.wiring.router import make_router, router_tls
+from llmgw.wiring.runs import allow_descriptors, run_role
 from llmgw.wiring.signals import wait_for_stop
 from llmgw.wiring.tokens import ensure_token
 
@@ -93,6 +97,7 @@ def server_main(loaded: Loaded) -> int:
     A supervisor starts it again then; where there is none it becomes a new process in place.
     """
     configure_logs(loaded.settings.log)
+    allow_descriptors()
     notifier = take_notifier(os.environ)
     ends = Ends()
     try:
@@ -262,7 +267,7 @@ async def run_control_plane(
         controller.on_reread(partial(auth.reload, store))
 
         async with trio.open_nursery() as nursery:
-            router = None
+            router = usage = None
             writer = LogWriter(sys.stdout.fileno())
             held.callback(writer.flush)
             if settings.router.embedded:
@@ -271,6 +276,8 @@ async def run_control_plane(
                 controller.live.add_sink(router)
                 controller.add_router(router, router, router)
                 nursery.start_soon(writer.run, machine)
+                usage = await _account(machine, controller, router, data_dir / USAGE_FILE)
+                nursery.start_soon(keep_running, machine, "router's usage", usage.run)
             await nursery.start(controller.run)
             metrics_token = resolve(settings.metrics.token, "metrics.token") if settings.metrics.token else ""
             # Browsers keep cookies per host: two clusters on one machine, and two control planes of one, have each its own.
@@ -332,11 +339,21 @@ async def run_control_plane(
                 drain_s = min(controller.settings.route.drain_s, stop_drain_s_max)
                 with trio.move_on_after(drain_s + STOP_MARGIN_S):
                     await router.drain(machine.now_s() + drain_s)
+            if usage is not None:
+                await usage.close()
             drained.set()
             await stopping.wait()
             app.drain()  # agents and event streams are told goodbye; bounded by its own limit
             await app.ended.wait()
             nursery.cancel_scope.cancel()
+
+
+async def _account(machine: Machine, controller: Controller, router: Router, path: Path) -> UsageKeeper:
+    """What this process's own router counts goes by plain calls to whoever leads."""
+    usage = UsageKeeper(machine, path, lambda batch: controller.usage.offer(batch, usage.taken))
+    await usage.load()
+    router.book = usage.book
+    return usage
 
 
 async def _let_in(machine: Machine, controller: Controller, begin: trio.Event) -> None:

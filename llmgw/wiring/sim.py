@@ -76,7 +76,7 @@ async def _main(plan: FleetPlan, control_planes: tuple[str, ...], token_file: Pa
     async with trio.open_nursery() as nursery:
         await nursery.start(wait_for_stop, nursery.cancel_scope.cancel)
         log.info("simulating", nodes=plan.nodes, gpus=plan.gpus, seed=plan.seed, serve=plan.serve, control_planes=list(control_planes))
-        await run_fleet(plan, patient_dialler(machine, token_file, ca), control_planes)
+        await run_fleet(machine, plan, patient_dialler(machine, token_file, ca), control_planes)
 
 
 def patient_dialler(machine: Machine, token_file: Path, ca: str = "") -> Dial:

@@ -396,6 +396,10 @@ def test_a_unix_socket_left_behind_is_replaced_and_a_living_one_is_not(tmp_path)
     (again,) = bind_admin(f"unix:{path}")
     assert path.stat().st_mode & 0o777 == 0o600
     again.close()
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(Unavailable, match="no socket"):
+        bind_admin(f"unix:{tmp_path / 'file'}")
+    assert (tmp_path / "file").read_text() == "precious"
 
 
 async def test_tls_is_spoken_where_a_certificate_is_given(tmp_path):

@@ -200,7 +200,7 @@ async def test_a_repeat_is_given_the_first_answer(admin):
         ({"guard": {"rule": [{"name": "a", "match": "("}]}}, "guard.rule[0].match", "not a regular expression"),
         ({"server": {"name": "x"}}, "server", "one machine's own key"),
         ({"model": [{"name": "m"}]}, "model", "ctl model"),
-        ({"auth": {"key": []}}, "auth.key", "no settings"),
+        ({"auth": {"key": []}}, "auth.key", "llmgw ctl key"),
     ],
 )
 async def test_a_document_that_is_not_valid_is_refused_with_key_and_reason(admin, document, path, reason):

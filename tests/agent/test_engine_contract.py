@@ -29,7 +29,7 @@ from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import ModelKind
 from llmgw.domain.replica import ReplicaOrder, ReplicaReport, ReplicaState, RestartPolicy
 from llmgw.protocol.messages import EngineSeen
-from tests.agent.harness import Bench, bench, bench_that_leaves, changed, order
+from tests.agent.harness import STATE_DEADLINE_S, Bench, bench, bench_that_leaves, changed, order
 
 STANDINS = Path(__file__).parent / "standins"
 S = ReplicaState
@@ -151,6 +151,14 @@ async def say(report: ReplicaReport, text: str) -> None:
 def tell_seen(b: Bench, *, in_flight: int, silent_s: float) -> None:
     """What a leader tells of the routers' view."""
     b.supervisor.seen(EngineSeen(FencingToken(ClusterId("c"), 1, OwnerId("o")), M1, in_flight, silent_s, 0, 0))
+
+
+async def tell_silence_until_started_anew(b: Bench) -> None:
+    """Again and again, as routers do: a probe that comes before the request itself is answered, and ends the first suspicion."""
+    with trio.fail_after(STATE_DEADLINE_S):
+        while b.report().attempt == 1:
+            tell_seen(b, in_flight=1, silent_s=LIMIT_S + 1)
+            await trio.sleep(0.1)
 
 
 def words_of(pid: int) -> bytes:
@@ -316,7 +324,7 @@ async def test_an_engine_that_stands_still_over_a_request_leaves_the_rotation_an
         before = await b.wait_state(S.READY)
         clients.start_soon(say, before, "stall")
         if not row.counts:
-            tell_seen(b, in_flight=1, silent_s=LIMIT_S + 1)
+            await tell_silence_until_started_anew(b)
         await b.wait(lambda: b.report().attempt == 2)
         after = await b.wait_state(S.READY)
         assert after.pid != before.pid
@@ -337,10 +345,7 @@ async def test_an_engine_whose_counters_stop_being_told_is_judged_by_what_router
         before = await b.wait_state(S.READY)
         await b.wait(lambda: b.report().running == 0)
         clients.start_soon(say, before, "wedge")
-        with trio.fail_after(30):
-            while b.report().attempt == 1:
-                tell_seen(b, in_flight=1, silent_s=LIMIT_S + 1)
-                await trio.sleep(0.1)
+        await tell_silence_until_started_anew(b)
         assert "replica.stalled" in b.kinds()
         await b.wait_state(S.READY)
 

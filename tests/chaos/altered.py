@@ -181,7 +181,32 @@ def dies_leading() -> None:
     Controller._reload = dying  # type: ignore[method-assign]
 
 
+def fails_at_a_word() -> None:
+    """The router fails by its own fault at a prompt that says "fail-in-asking", and at an event that says "fail-in-answering"."""
+    from llmgw.router.body import Asked
+    from llmgw.router.exchange import Call, Exchange, Known
+    from llmgw.router.http1 import Head
+    from llmgw.router.sse import EventScanner
+
+    begin, feed = Call.__init__, EventScanner.feed
+    text = "as the test wants it"  # apart from the line that raises, which a report shows
+
+    def begins(self: Call, exchange: Exchange, head: Head, known: Known, asked: Asked) -> None:
+        if b"fail-in-asking" in asked.body:
+            raise RuntimeError(text)
+        begin(self, exchange, head, known, asked)
+
+    def feeds(self: EventScanner, data: bytes) -> list[bytes]:
+        if b"fail-in-answering" in data:
+            raise RuntimeError(text)
+        return feed(self, data)
+
+    Call.__init__ = begins  # type: ignore[method-assign]
+    EventScanner.feed = feeds  # type: ignore[method-assign]
+
+
 CHANGES: dict[str, Callable[..., None]] = {
+    "fails-at-a-word": fails_at_a_word,
     "no-epoch-check": no_epoch_check,
     "freezes-before-a-change": freezes_before_a_change,
     "freezes-in-a-renewal": freezes_in_a_renewal,

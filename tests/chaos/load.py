@@ -3,7 +3,8 @@
 Open loop: RATE requests a second are begun at their times, however long the ones before take. One in `STREAM_EVERY` is a stream of
 1 s to LONGEST_S. Each answer is compared by its hash with what `hash_engine` must say. A failed request is any status but 200, a cut or
 silent answer, or a wrong byte. REPORT is a JSON file, written anew every `REPORT_S` and a last time, with "done", after stdin has
-ended and every request has been answered.
+ended and every request has been answered. Of each engine that names itself it holds when the first of its answers had come, and when
+the last request was sent that it answered, on the monotonic clock that all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import trio
 
-from tests.chaos.hash_engine import STEP_S, events, whole
+from tests.chaos.hash_engine import STEP_S, events, name_in, whole
 
 STREAM_EVERY = 40
 STREAM_S_MIN = 1.0
@@ -38,6 +39,7 @@ class Load:
         self.idle: list[tuple[trio.SocketStream, float]] = []
         self.told: dict[str, Any] = {"sent": 0, "answered": 0, "failed": 0, "streams": 0, "late_s": 0.0, "slowest_s": 0.0}
         self.failures: list[str] = []
+        self.engines: dict[str, dict[str, float]] = {}
 
     async def run(self, report: Path) -> None:
         ended = trio.Event()
@@ -68,7 +70,7 @@ class Load:
 
     def _write(self, report: Path, done: bool) -> None:
         part = report.with_suffix(".part")
-        part.write_text(json.dumps({**self.told, "failures": self.failures, "done": done}))
+        part.write_text(json.dumps({**self.told, "failures": self.failures, "engines": self.engines, "done": done}))
         part.rename(report)
 
     async def _ask(self, number: int) -> None:
@@ -96,19 +98,23 @@ class Load:
         if count:
             asked |= {"stream": True, "max_tokens": count}
         body = json.dumps(asked).encode()
-        expected = b"".join(events(self.model, seed, count)) if count else whole(self.model, seed)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {self.address}\r\ncontent-type: application/json\r\n"
         try:
             connection = await self._connection()
+            sent_s = time.monotonic()
             await connection.send_all(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             status, got, again = await _read(connection)
         except (OSError, trio.BrokenResourceError, EOFError, ValueError) as err:
             return f"{type(err).__name__}: {err}"
-        why = ""
+        why, name = "", name_in(got)
+        expected = b"".join(events(self.model, seed, count, name)) if count else whole(self.model, seed, name)
         if status != 200:
             why = f"status {status}: {got[:300]!r}"
         elif hashlib.sha256(got).digest() != hashlib.sha256(expected).digest():
             why = f"wrong bytes: {got[-200:]!r} and not {expected[-200:]!r}"
+        if name and not why:
+            told = self.engines.setdefault(name, {"first_answered_s": time.monotonic(), "last_sent_s": sent_s})
+            told["last_sent_s"] = max(told["last_sent_s"], sent_s)
         if again and not why:
             self.idle.append((connection, trio.current_time()))
         else:  # after a failed answer it may be about to close: a failure is counted once

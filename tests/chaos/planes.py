@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import apsw
 import psutil
@@ -20,7 +20,7 @@ import pytest
 
 from tests.chaos import hash_engine
 from tests.conftest import FIGURE
-from tests.programs import Admin, Program, call, chat, end_tree, free_port, free_ports, processes_with, wait_for
+from tests.programs import WAIT_LIMIT_S, Admin, Program, call, chat, end_tree, free_port, free_ports, processes_with, wait_for
 
 FULL: Final = os.environ.get("LLMGW_CHAOS") == "full"  # `make chaos`: a ttl of 15 s, long faults, more rounds
 ROOT: Final = Path(__file__).parents[2]
@@ -339,9 +339,9 @@ def lease_record(store: Path) -> dict[str, Any]:
 class Load:
     """The load's process, and what it has told so far. It asks the router at `address`."""
 
-    def __init__(self, site: Site, number: int, address: str) -> None:
-        self.report = site.folder / f"load-{number}.json"
-        self.log = site.folder / f"load-{number}.log"
+    def __init__(self, folder: Path, number: int, address: str) -> None:
+        self.report = folder / f"load-{number}.json"
+        self.log = folder / f"load-{number}.log"
         args = [sys.executable, "-m", "tests.chaos.load", address, MODEL, f"{RATE}", f"{STREAM_S_MAX}", str(self.report)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -358,10 +358,10 @@ class Load:
         told = self.told
         return f"{told['failed']} of {told['answered']:,}, {told['streams']:,} of them streams"
 
-    def wait_more(self, count: float) -> None:
+    def wait_more(self, count: float, limit_s: float = WAIT_LIMIT_S) -> None:
         """So many further requests have been answered."""
         upto = self.told["answered"] + count
-        wait_for(lambda: self.told["answered"] >= upto or self.process.poll() is not None, f"{count:g} more answers")
+        wait_for(lambda: self.told["answered"] >= upto or self.process.poll() is not None, f"{count:g} more answers", limit_s)
         assert self.process.poll() is None, self.log.read_text()
 
     def end(self) -> None:
@@ -372,10 +372,19 @@ class Load:
         assert self.told["done"], self.log.read_text()
 
 
+class Served(Protocol):
+    """What a load runs on: where it keeps its files, and HOST:PORT of the router it asks."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def address(self) -> str: ...
+
+
 @contextlib.contextmanager
-def running_load(site: Site, address: str = "") -> Iterator[Load]:
+def running_load(site: Served, address: str = "") -> Iterator[Load]:
     """On the site's router, or on the one at `address`. Ends when every request has been answered."""
-    load = Load(site, len(list(site.folder.glob("load-*.log"))), address or site.address)
+    load = Load(site.folder, len(list(site.folder.glob("load-*.log"))), address or site.address)
     try:
         load.wait_more(RATE / 2)
         yield load

@@ -51,6 +51,22 @@ def test_status_shows_who_leads_what_is_ready_and_what_is_wrong(ctl: Run, api: F
     assert ran.out.endswith("no problems\n")
 
 
+@pytest.mark.parametrize(
+    ("following", "said"),
+    [
+        ([{"id": "r1", "endpoints": 2}], "1 following, generation 2, 0 endpoints published (the router acts on 2, as told before)"),
+        ([{"id": "r1", "endpoints": 1}, {"id": "r2", "endpoints": 0}], "0 endpoints published (routers act on 0 to 1, as told before)"),
+        ([{"id": "r1", "endpoints": 0}], "1 following, generation 2, 0 endpoints\n"),
+        ([{"id": "r1", "endpoints": None}], "1 following, generation 2, 0 endpoints\n"),
+    ],
+)
+def test_status_tells_what_routers_act_on_where_a_leader_that_has_just_begun_has_published_something_else(
+    ctl: Run, api: FakeApi, following: list[object], said: str
+):
+    on_status(api, {**STATUS, "router": {"embedded": False, "generation": 2, "endpoints": 0, "following": following}})
+    assert said in ctl("status").out
+
+
 def test_status_of_a_large_cluster_is_counts_and_asks_for_no_lists(ctl: Run, api: FakeApi):
     many = {"models": {"ready": 400, "loading": 3}, "nodes": {"ready": 299, "lost": 1}, "problems": ["node n2 is lost"], "problems_more": 7}
     on_status(api, {**STATUS, **many})
@@ -467,6 +483,58 @@ def test_the_end_of_a_hold_counts_from_the_servers_clock(ctl: Run, api: FakeApi)
     api.on("POST /api/v1/holds", {})
     assert ctl("hold", "add", "r", "--reason", "x", "--until", "90m").code == 0
     assert api.requests[-1].body["until"] == "2030-01-01T01:30:00Z"
+
+
+COUNTS = {"requests": 2, "unknown": 1, "prompt_tokens": 10, "cached_tokens": 3, "completion_tokens": 5}
+USAGE = {
+    "usage": [{"key": "", "model": "m", **COUNTS}, {"key": "team a", "model": "m", **COUNTS}],
+    "total": {**COUNTS, "requests": 4},
+    "by": "key,model",
+    "since": "2030-01-01T00:00:00.000Z",
+    "until": None,
+    "next": None,
+}
+
+
+def test_usage_is_a_table_with_its_sum_or_data(ctl: Run, api: FakeApi):
+    api.on("GET /api/v1/usage", USAGE)
+    assert ctl("usage").out == (
+        "KEY       MODEL  REQUESTS  PROMPT  CACHED  COMPLETION  UNKNOWN\n"
+        "(no key)  m      2         10      3       5           1\n"
+        "team a    m      2         10      3       5           1\n"
+        "total            4         10      3       5           1\n"
+    )
+    assert api.requests[-1].path == "/api/v1/usage"
+    shown = json.loads(ctl("usage", "--output", "json").out)
+    assert shown == {name: value for name, value in USAGE.items() if name != "next"}
+    assert tomllib.loads(ctl("usage", "-o", "toml").out)["usage"] == USAGE["usage"]
+
+
+@pytest.mark.parametrize("by", ["key", "model", "hour"])
+def test_usage_by_one_thing_asks_for_it_and_shows_it_alone(ctl: Run, api: FakeApi, by: str):
+    api.on("GET /api/v1/usage", {**USAGE, "usage": [{by: "x", **COUNTS}]})
+    lines = ctl("usage", "--by", by, "--since", "2030-01-01T00:00:00+05:30").out.splitlines()
+    assert api.requests[-1].path == f"/api/v1/usage?by={by}&since=2030-01-01T00%3A00%3A00%2B05%3A30"
+    assert [line.split()[:2] for line in lines] == [[by.upper(), "REQUESTS"], ["x", "2"], ["total", "4"]]
+
+
+def test_usage_puts_pages_together_and_says_where_there_is_none(ctl: Run, api: FakeApi):
+    first, second = ({**USAGE, "usage": [row], "next": after} for row, after in zip(USAGE["usage"], ("c1", None), strict=True))
+    api.on("GET /api/v1/usage", first, second)
+    assert json.loads(ctl("usage", "--output", "json").out)["usage"] == USAGE["usage"]
+    assert api.requests[-1].path == "/api/v1/usage?cursor=c1"
+    api.on("GET /api/v1/usage", {**USAGE, "usage": []})
+    assert ctl("usage").out == "no usage since 2030-01-01T00:00:00.000Z\n"
+
+
+def test_a_span_of_usage_counts_back_from_the_servers_clock(ctl: Run, api: FakeApi):
+    api.on("GET /api/v1/usage", USAGE)
+    api.on("GET /api/v1/leader", Says({}, headers={"Date": "Tue, 01 Jan 2030 00:00:00 GMT"}))
+    assert ctl("usage", "--since", "7d", "--until", "90m").code == 0
+    assert api.requests[-1].path == "/api/v1/usage?since=2029-12-25T00%3A00%3A00Z&until=2029-12-31T22%3A30%3A00Z"
+    for wrong in ("yesterday", "2030-01-01T00:00:00", "999999d", "9" * 3_000, "long ago " * 300):
+        ran = ctl("usage", "--since", wrong)
+        assert (ran.code, "--since: " in ran.err, len(ran.err) < 500) == (2, True, True)
 
 
 def test_explain_prints_the_plans_reasons(ctl: Run, api: FakeApi):

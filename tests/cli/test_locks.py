@@ -20,7 +20,7 @@ def pins(name: str) -> dict[str, str]:
     for entry in text.replace("\\\n", " ").split("\n"):
         if not entry.strip():
             continue
-        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([^ ;]+)(( +--hash=sha256:[0-9a-f]{64})+) *", entry)
+        match = re.fullmatch(r'([A-Za-z0-9._-]+)==([^ ;]+)(?: ?; platform_machine == "x86_64")?(( +--hash=sha256:[0-9a-f]{64})+) *', entry)
         assert match, entry
         found[canonicalize_name(match.group(1))] = match.group(2)
     return found

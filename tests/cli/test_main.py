@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
+import llmgw as package_of_ours
 from llmgw import __version__
 from llmgw.cli import main as program
 from llmgw.cli.reference import reference_text
@@ -67,9 +71,22 @@ def test_version_loads_next_to_nothing():
 
 
 def test_version_is_the_builds(run: Run):
-    assert run("version").out == f"llmgw {__version__}\n"
+    assert run("version").out == f"llmgw {__version__}\ndata plane: interpreted\n"
+    assert json.loads(run("version", "--output", "json").out) == {"version": __version__, "data_plane": "interpreted"}
     assert run("--version").out == f"llmgw {__version__}\n"
     assert "python 3." in run("version", "--verbose").out
+    assert json.loads(run("version", "--verbose", "-o", "json").out)["python"].startswith("3.")
+
+
+def test_a_compiled_library_of_this_python_is_told_and_another_pythons_is_not(run: Run, tmp_path: Path):
+    package = tmp_path / "llmgw"
+    shutil.copytree(Path(package_of_ours.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    environ = {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    library = package / "router" / "data_plane__mypyc.cpython-39-x86_64-linux-gnu.so"
+    library.touch()
+    assert "data plane: interpreted" in llmgw("version", **environ).stdout
+    library.rename(library.with_name(f"data_plane__mypyc{importlib.machinery.EXTENSION_SUFFIXES[0]}"))
+    assert "data plane: compiled" in llmgw("version", **environ).stdout
 
 
 def test_help_names_every_command(run: Run):
@@ -77,6 +94,11 @@ def test_help_names_every_command(run: Run):
     assert ran.code == 0
     for name in program.COMMANDS:
         assert f"  {name} " in ran.out
+
+
+def test_the_readme_has_a_row_for_every_command():
+    text = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
+    assert [name for name in program.COMMANDS if f"| `llmgw {name}" not in text] == []
 
 
 def test_the_page_of_commands_in_the_repository_is_the_one_the_program_writes():
@@ -149,6 +171,51 @@ def test_check_of_a_good_file_says_what_it_holds(run: Run, tmp_path: Path):
     assert "warning" in ran.err
     assert "sk-x" not in ran.err
     assert run("check", str(file), "--role", "agent").code == 3
+
+
+@pytest.mark.parametrize("text", ["", "# hello\n", "[route]\n"])
+def test_check_of_a_file_that_sets_nothing_says_so(run: Run, tmp_path: Path, text: str):
+    file = tmp_path / "llmgw.toml"
+    file.write_text(text)
+    ran = run("check", str(file))
+    assert (ran.code, ran.out) == (0, f"{file}: fine (it sets nothing: everything is at its default)\n")
+
+
+def test_check_warns_of_a_key_that_has_ended_and_of_one_for_what_nobody_serves(run: Run, tmp_path: Path):
+    file = tmp_path / "llmgw.toml"
+    key = f'[[auth.key]]\nname = "a"\nsha256 = "{"a" * 64}"\nmodels = ["nope"]\nexpires = "2001-01-01T00:00:00Z"\n'
+    file.write_text(key + '[[endpoint]]\nid = "u1"\nurl = "http://127.0.0.1:9001"\nmodels = ["m1"]\n')
+    ran = run("check", str(file))
+    assert (ran.code, ran.out) == (0, f"{file}: fine (1 client key, 1 endpoint)\n")
+    assert ran.err.splitlines() == [
+        f"llmgw: warning: {file}: auth.key: 'a' may use 'nope', which no endpoint serves",
+        f"llmgw: warning: {file}: auth.key: 'a' has expired (2001-01-01T00:00:00Z) and is refused",
+    ]
+
+
+def test_check_refuses_a_router_that_is_its_own_endpoint(run: Run, tmp_path: Path):
+    file = tmp_path / "llmgw.toml"
+    file.write_text('[router]\nlisten = "[::]:9001"\n[[endpoint]]\nid = "u1"\nurl = "http://localhost:9001"\nmodels = ["m1"]\n')
+    ran = run("check", str(file))
+    assert (ran.code, ran.out) == (3, "")
+    told = "endpoint: 'u1' at http://localhost:9001 is this router itself (router.listen is [::]:9001), which would ask itself without end"
+    assert ran.err.splitlines() == [f"llmgw: {file} is not valid:", f"  {told}"]
+
+
+def test_dev_refuses_an_endpoint_that_is_where_its_options_say_it_listens(run: Run, tmp_path: Path):
+    file = tmp_path / "llmgw.toml"
+    file.write_text('[[endpoint]]\nid = "u1"\nurl = "http://127.0.0.1:9001"\nmodels = ["m1"]\n')
+    ran = run("dev", "--no-engine", "--port", "9001", "--data-dir", str(tmp_path / "d"), "--config", str(file))
+    assert ran.code == 3
+    assert "'u1' at http://127.0.0.1:9001 is this router itself (router.listen is 127.0.0.1:9001)" in ran.err
+    assert not (tmp_path / "d").exists()
+
+
+def test_check_of_a_dangling_link_says_where_it_leads(run: Run, tmp_path: Path):
+    file = tmp_path / "llmgw.toml"
+    file.symlink_to(tmp_path / "nowhere")
+    ran = run("check", str(file))
+    assert (ran.code, ran.err) == (4, f"llmgw: there is no file {file}: it is a link to {tmp_path / 'nowhere'}, which is not there\n")
 
 
 def test_check_of_no_file_says_so(run: Run, tmp_path: Path):

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.cli.ctl import client, events, explain, model, node, output, replica, status
-from llmgw.cli.text import columns, printable, width
+from llmgw.cli.main import main
+from llmgw.cli.text import LINE_MAX, WORD_MAX, columns, printable, readable, width
 from tests.cli.conftest import Run
 from tests.cli.fake_api import TOKEN, FakeApi, Says
 
@@ -123,3 +124,37 @@ def test_names_beyond_the_outputs_encoding_are_replaced(api: FakeApi):
     )  # fmt: skip
     assert ran.returncode == 0
     assert "??" in ran.stdout
+
+
+@given(st.lists(st.text(max_size=WORD_MAX), max_size=4), st.integers(WORD_MAX + 1, 5_000))
+def test_an_error_keeps_what_is_short_and_both_ends_of_what_is_long(words, size):
+    short = " ".join(words)
+    assert readable(short) == short
+    cut = readable(f"not '{'x' * size}'; known: a, b\nsecond line")
+    assert cut.startswith("not 'x")
+    assert cut.endswith("x'; known: a, b\nsecond line")
+    assert len(cut) < WORD_MAX + 50
+    assert len(readable("a b " * size)) <= max(LINE_MAX + 5, 0)
+
+
+LONG = "x" * 3_000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (LONG,),
+        ("ctl", LONG),
+        ("ctl", "usage", "--by", LONG),
+        ("ctl", "usage", f"--{LONG}"),
+        ("ctl", "hold", "add", "f", "--reason", "r", "--until", LONG),
+        ("ctl", "node", "label", "n", LONG),
+        ("ctl", "node", "drain", "n", "--deadline", LONG),
+        ("ctl", "config", "diff", LONG, "2"),
+        ("check", f"/{LONG}"),
+        ("sim", "--nodes", LONG),
+    ],
+)
+def test_no_command_repeats_a_very_long_word_of_its_command_line(words, capsys):
+    assert main(words) in (2, 3)
+    assert 0 < max(map(len, capsys.readouterr().err.splitlines())) < 500

@@ -8,17 +8,20 @@ import trio
 import trio.testing
 
 from llmgw.control.feed import HOLDS_NOTHING, RouterFeeds
-from llmgw.domain.endpoint import Endpoint, EndpointList, EndpointUse, ListStamp
+from llmgw.domain.endpoint import DIGEST_FORM, Endpoint, EndpointList, EndpointUse, ListStamp
 from llmgw.domain.ids import ClusterId, EndpointId, OwnerId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import Catalog, ModelSpec, Profile
 from llmgw.domain.policy import ApiKey, Policy
+from llmgw.protocol import list_delta
 from llmgw.protocol.channel import ChannelClosed
 from llmgw.protocol.messages import Goodbye, Message
 from llmgw.protocol.router_messages import (
     ROUTER_SILENT_S,
     Acknowledged,
+    AskEndpoints,
     PushCatalog,
+    PushDelta,
     PushEndpoints,
     PushPolicy,
     RouterHello,
@@ -29,7 +32,7 @@ from llmgw.protocol.router_messages import (
     UseOf,
     WakeModel,
 )
-from llmgw.sim.channel import SimChannel, channel_pair
+from llmgw.sim.channel import SimChannel, Wire, channel_pair
 from llmgw.sim.machine import SimMachine
 
 CATALOG = Catalog((ModelSpec("m", (Profile("p", "command", command=("/e",), env={"HF_TOKEN": "hf-secret"}),)),), 3)
@@ -102,9 +105,9 @@ class World:
         self.nursery.start_soon(self.feeds.run, theirs)
         return ours
 
-    async def router(self, name: str = "r1", highest: FencingToken | None = None, instance: str = "") -> SimChannel:
+    async def router(self, name: str = "r1", highest: FencingToken | None = None, instance: str = "", digest_form: int = 0) -> SimChannel:
         end = self.dial()
-        await end.send(RouterHello(name, instance or f"{name}-process", "0.1.0", highest))
+        await end.send(RouterHello(name, instance or f"{name}-process", "0.1.0", highest, digest_form=digest_form))
         welcome = await end.receive()
         assert isinstance(welcome, RouterWelcome)
         assert (welcome.cluster_id, welcome.owner, welcome.ttl_s) == ("c1", "ctl-1", 12.0)
@@ -140,7 +143,7 @@ async def test_a_router_gets_policy_catalog_and_list_in_this_order_and_then_a_be
     got = [await end.receive() for _ in range(6)]
     assert [type(one) for one in got] == [PushPolicy, PushCatalog, PushEndpoints, Standing, Standing, Standing]
     assert got[2] == PushEndpoints(ListStamp(world.leadership.token, 1), listed("e1"), push=1)
-    assert got[3] == Standing(world.leadership.token, 1, 12.0)
+    assert got[3] == Standing(world.leadership.token, 1, 12.0, push=1)
 
 
 async def test_a_change_goes_out_at_once_and_several_become_the_last_one(autojump_clock: object, world: World) -> None:
@@ -190,7 +193,7 @@ async def test_a_control_plane_that_stepped_down_says_so_and_pushes_nothing(auto
     await next_of(end, Standing)
     world.leadership.is_leader = False
     world.feeds.set_policy(Policy(keys=()))
-    while (beat := await next_of(end, Standing)) != Standing(None, 1, 12.0):
+    while (beat := await next_of(end, Standing)) != Standing(None, 1, 12.0, push=1):
         assert isinstance(beat, Standing)
     assert isinstance(await end.receive(), Standing)
 
@@ -206,6 +209,101 @@ async def test_while_nodes_have_not_been_heard_the_list_says_so_and_names_what_i
     assert second.gone == ("e2", "e3")
     world.known = None
     assert await next_of(end, PushEndpoints) == PushEndpoints(ListStamp(world.leadership.token, 1), listed("e1"), push=4)
+
+
+# --- deltas
+
+
+async def pushes(end: SimChannel, count: int) -> list[PushEndpoints | PushDelta]:
+    found: list[PushEndpoints | PushDelta] = []
+    with trio.fail_after(1000):
+        while len(found) < count:
+            message = await end.receive()
+            if isinstance(message, PushEndpoints | PushDelta):
+                found.append(message)
+    return found
+
+
+async def test_a_router_that_checks_deltas_is_sent_the_whole_list_first_and_then_what_changes(autojump_clock: object, world: World) -> None:
+    end = await world.router(digest_form=DIGEST_FORM)
+    (whole,) = await pushes(end, 1)
+    stamp = world.publish("e1", "e2")
+    (change,) = await pushes(end, 1)
+    assert whole == PushEndpoints(ListStamp(world.leadership.token, 1), listed("e1"), push=1)
+    assert isinstance(change, PushDelta)
+    assert (change.stamp, change.push, change.settled, change.gone) == (stamp, 2, True, ())
+    assert change.delta.changed == listed("e2").endpoints
+    assert list_delta.apply(listed("e1"), change.delta) == listed("e1", "e2")
+
+
+@pytest.mark.parametrize("form", [0, DIGEST_FORM + 1, -1])
+async def test_a_router_of_another_build_with_other_digests_or_none_is_sent_whole_lists(
+    autojump_clock: object, world: World, form: int
+) -> None:
+    end = await world.router(digest_form=form)
+    await pushes(end, 1)
+    stamp = world.publish("e1", "e2")
+    assert await pushes(end, 1) == [PushEndpoints(stamp, listed("e1", "e2"), push=2)]
+
+
+async def test_several_changes_at_once_are_one_delta_over_what_the_router_has(autojump_clock: object, world: World) -> None:
+    end = await world.router(digest_form=DIGEST_FORM)
+    await pushes(end, 1)
+    world.publish("e1", "e2")
+    world.publish("e2", "e3")
+    (change,) = await pushes(end, 1)
+    assert isinstance(change, PushDelta)
+    assert list_delta.apply(listed("e1"), change.delta) == listed("e2", "e3")
+
+
+async def test_what_is_only_said_anew_beside_an_unchanged_list_is_a_delta_of_nothing(autojump_clock: object, world: World) -> None:
+    world.known = frozenset({E1, E2})
+    end = await world.router(digest_form=DIGEST_FORM)
+    await pushes(end, 1)
+    world.known = None
+    (change,) = await pushes(end, 1)
+    assert isinstance(change, PushDelta)
+    assert change.delta == list_delta.ListDelta(listed("e1").fingerprint, listed("e1").fingerprint)
+    assert change.settled
+
+
+async def test_a_list_that_no_delta_can_say_goes_whole(autojump_clock: object, world: World) -> None:
+    end = await world.router(digest_form=DIGEST_FORM)
+    await pushes(end, 1)
+    stamp = world.publish("e2", "e1")
+    assert await pushes(end, 1) == [PushEndpoints(stamp, listed("e2", "e1"), push=2)]
+
+
+async def test_a_router_that_asks_is_sent_the_whole_list_at_once_and_deltas_over_it_afterwards(
+    autojump_clock: object, world: World
+) -> None:
+    end, other = await world.router("r1", digest_form=DIGEST_FORM), await world.router("r2", digest_form=DIGEST_FORM)
+    await pushes(end, 1)
+    stamp = world.publish("e1", "e2")
+    await pushes(end, 1)
+    started_s = trio.current_time()
+    await end.send(AskEndpoints("it does not fit"))
+    assert await pushes(end, 1) == [PushEndpoints(stamp, listed("e1", "e2"), push=2)]
+    assert trio.current_time() == started_s
+    world.publish("e1")
+    assert isinstance((await pushes(end, 1))[0], PushDelta)
+    assert [type(one) for one in await pushes(other, 3)] == [PushEndpoints, PushDelta, PushDelta], "nobody else is sent it again"
+
+
+async def test_a_push_is_made_once_for_all_routers_that_have_the_same_list(autojump_clock: object, world: World) -> None:
+    sent: list[Message] = []
+    ends = []
+    for number in range(3):
+        ours, theirs = channel_pair("router", wire=Wire(left=lambda sender, receiver, message: sent.append(message)))
+        world.nursery.start_soon(world.feeds.run, theirs)
+        await ours.send(RouterHello(f"r{number}", f"i{number}", "0", digest_form=DIGEST_FORM))
+        await pushes(ours, 1)
+        ends.append(ours)
+    world.publish("e1", "e2")
+    for end in ends:
+        await pushes(end, 1)
+    for kind in (PushEndpoints, PushDelta):
+        assert len({id(message) for message in sent if isinstance(message, kind)}) == 1
 
 
 # --- what they hold up

@@ -148,6 +148,8 @@ def test_a_control_plane_that_is_killed_and_comes_back_before_its_agents_takes_n
             lambda: controller.routers.connected() != () and controller.routers.connected()[0].generation > 0, "it follows again"
         )
         await trio.sleep(30)  # within the node's grace
+        assert controller.publisher.current.endpoints == ()
+        assert [following.endpoints for following in controller.routers.connected()] == [2], "what it acts on is shown"
         world.start_agent("n1")
         await world.wait(lambda: len(world.ready("a")) == 2, "the agent is back")
         await trio.sleep(30)

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from llmgw.control.rollout import (
+    TOLD_S,
     TRIES_MAX,
     Grant,
     HandOver,
@@ -20,6 +21,7 @@ from llmgw.control.rollout import (
     describe,
     desired_version,
     next_step,
+    stands_back,
     start_version,
 )
 from llmgw.domain.settings_version import Held, PlaneSettings, RolloutPhase, RolloutRow
@@ -131,7 +133,84 @@ def test_one_that_had_it_and_started_anew_by_itself_stops_the_others_once_the_to
     assert (held.held[0].version, held.token) == (2, "c")
     assert isinstance(next_step(view(BEHIND_A, plane("b", 2), plane("c", 1, 2, age_s=9.0), desired=1, granted_age_s=9.0), held), Rest)
     after = saved(next_step(view(plane("a"), plane("b", 2, 1), plane("c", 2, 1, up_s=6.0), desired=1, granted_age_s=9.0), held))
-    assert (after.version, after.token) == (1, "b"), "they go back, one at a time"
+    assert (after.version, after.token) == (1, "c"), "they go back, one at a time, and first who may die of it soon"
+
+
+def test_a_refusal_that_a_new_leader_finds_is_an_answer_to_what_the_one_before_has_told():
+    """It was taken for one that came before it was told, since the new leader had stored the row for another reason, and a second died."""
+    back = plane("b", 1, refused=2, why="it died twice", up_s=10.0)
+    now = view(BEHIND_A, back, BEHIND_C, epoch=8)
+    assert saved(next_step(now, under_way(token="b", given=7))).held == (Held(2, "ctl-b came back without it: it died twice"),)
+    assert not saved(next_step(now, under_way(token="b", given=8))).held
+
+
+def test_what_one_ran_that_started_anew_is_held_and_not_only_what_another_goes_back_to():
+    """The older version was blamed, and the newer one was tried on a second."""
+    row = under_way(token="c", done=("b",), held=())
+    held = saved(next_step(view(plane("a", 1, 3), plane("b", 3, up_s=3.0), plane("c", 2, 2), desired=3, granted_age_s=9.0), row)).held
+    assert [one.version for one in held] == [2, 3]
+
+
+def test_a_new_leader_knows_from_its_age_that_one_that_had_it_has_started_anew():
+    """A leader that had not seen it die told the next one."""
+    row = under_way(token="c", done=("b",), given=7)
+    new = {"saved_here": False, "leads_s": 3.0, "granted_age_s": 3.0, "epoch": 8}
+    held = saved(next_step(view(BEHIND_A, plane("b", 2, up_s=6.0), BEHIND_C, **new), row))
+    assert (held.held[0].version, held.token) == (2, "c")
+    assert next_step(view(BEHIND_A, plane("b", 2, up_s=16.0), BEHIND_C, **new), row) == Grant(row, "c"), "so old it was when it had it"
+
+
+def test_nobody_is_told_while_one_that_had_it_is_not_there():
+    row = under_way(token="c", done=("b",))
+    gone = "ctl-b, which has version 2, is not there"
+    assert next_step(view(BEHIND_A, plane("b", 2, age_s=4.0), BEHIND_C), row) == Rest(gone)
+    assert next_step(view(BEHIND_A, BEHIND_C), row) == Rest(gone.replace("ctl-b", "b"))
+
+
+def test_one_that_had_it_runs_it_for_as_long_again_when_it_restarts_for_its_file():
+    """A new leader took it for one that had died of it."""
+    row = under_way(token="b", done=("b",), for_file=True)
+    young = view(BEHIND_A, plane("b", 2, up_s=6.0), BEHIND_C, granted_age_s=12.0)
+    assert next_step(young, row) == Rest("ctl-b is back, for 6 s of 15 s")
+    assert saved(next_step(young, attrs.evolve(row, done=()))).token == "c", "one that never had it need not"
+
+
+AT_REST = RolloutRow(version=2, proven=1, led="a", done=("b",))  # the leader refuses it, so that nobody leads with it
+REFUSES = plane("a", 1, refused=2)
+
+
+def test_a_version_that_one_lost_while_the_roll_out_was_at_rest_is_tried_by_nobody_else():
+    """One that joined later was told to try it."""
+    put_aside = plane("b", 1, refused=2, why="it died twice")
+    row = saved(next_step(view(REFUSES, put_aside, BEHIND_C, granted_age_s=9000.0), AT_REST))
+    assert (row.phase, row.held) == (RolloutPhase.FROZEN, (Held(2, "ctl-b had it and refuses it now: it died twice"),))
+    anew = view(REFUSES, plane("b", 2, up_s=20.0), BEHIND_C, granted_age_s=50.0)
+    assert saved(next_step(anew, AT_REST)).held == (Held(2, "ctl-b had it, and has started anew by itself"),)
+
+
+def test_that_a_machine_is_restarted_long_after_the_roll_out_came_to_rest_says_nothing_of_the_version():
+    restarted = view(REFUSES, plane("b", 2, up_s=20.0), BEHIND_C, granted_age_s=9000.0)
+    row = saved(next_step(restarted, AT_REST))
+    assert (row.held, row.token, row.done) == ((), "c", ("b",)), "and it is watched on"
+    gone = view(REFUSES, BEHIND_C, granted_age_s=9000.0)
+    assert saved(next_step(gone, AT_REST)).done == (), "one that was not heard for a minute is not waited for"
+
+
+def test_who_had_one_version_is_not_taken_for_one_that_had_another():
+    """A version that a machine refused was held, as if it had run there before: it had gone back to an older one."""
+    went_back = RolloutRow(RolloutPhase.FROZEN, 2, proven=1, led="a", done=("b",), held=(Held(2, "boom"),), reason="boom")
+    refuses = plane("b", 1, refused=3)
+    row = saved(next_step(view(plane("a", 1, refused=3), refuses, plane("c", 1, 3), desired=3), went_back))
+    assert (row.version, row.done) == (3, ())
+    assert saved(next_step(view(plane("a", 1, refused=3), refuses, plane("c", 1, 3), desired=3), row)).token == "c"
+
+
+def test_while_two_have_just_started_into_a_held_version_nobody_is_told():
+    """The one that was told was down while the other died of it."""
+    row = under_way(version=1, held=(Held(2, "boom"),))
+    both = view(plane("a"), plane("b", 2, 1, up_s=6.0), plane("c", 2, 1, up_s=6.0), desired=1)
+    assert next_step(both, row) == Rest("ctl-c has just started into version 2, which is held, and may die of it")
+    assert saved(next_step(view(plane("a"), plane("b", 2, 1, up_s=6.0), plane("c", 2, 1, up_s=16.0), desired=1), row)).token == "b"
 
 
 # --- the leader
@@ -144,7 +223,25 @@ def test_the_leader_hands_over_when_the_last_standby_that_can_has_the_version():
     refuses = plane("c", 1, refused=2)
     row = saved(next_step(view(BEHIND_A, ONE_RUNS_IT, refuses), under_way(done=("b",))))
     assert (row.phase, row.token) == (RolloutPhase.HANDING_OVER, "a")
-    assert next_step(view(BEHIND_A, ONE_RUNS_IT, refuses), row) == HandOver(row)
+    assert isinstance(next_step(view(BEHIND_A, ONE_RUNS_IT, refuses, granted_age_s=TOLD_S - 0.1), row), Rest), "the others read it first"
+    assert next_step(view(BEHIND_A, ONE_RUNS_IT, refuses, granted_age_s=TOLD_S), row) == HandOver(row)
+
+
+def test_a_leader_keeps_the_lease_when_the_one_that_was_to_lead_goes_away_while_the_others_read_of_it():
+    row = under_way(RolloutPhase.HANDING_OVER, token="a", done=("b",))
+    assert next_step(view(BEHIND_A, plane("b", 2, age_s=4.0), granted_age_s=TOLD_S), row) == Rest(
+        "ctl-b, which has version 2, is not there"
+    )
+    assert isinstance(next_step(view(BEHIND_A, plane("b", 2, up_s=1.0), granted_age_s=TOLD_S), row), Rest)
+    assert saved(next_step(view(BEHIND_A, plane("b", 2, up_s=5.0), granted_age_s=6.0), row)).is_held(2), "it has started anew by itself"
+
+
+def test_who_cannot_be_the_successor_stands_back_and_nobody_does_where_no_leader_hands_over():
+    handing = under_way(RolloutPhase.HANDING_OVER, token="a", done=("b",))
+    assert [stands_back(handing, *one) for one in (("a", 1), ("a", 2), ("b", 2), ("c", 1), ("d", 0))] == [True, True, False, True, True]
+    assert not any(stands_back(attrs.evolve(handing, phase=phase), "c", 1) for phase in RolloutPhase if phase is not handing.phase)
+    file = attrs.evolve(handing, for_file=True, held=(Held(1, "boom"),))
+    assert [stands_back(file, *one) for one in (("a", 2), ("b", 2), ("b", 1), ("c", 3), ("d", 0))] == [True, False, True, False, True]
 
 
 def test_the_leader_waits_for_a_standby_that_is_still_trying_the_version():
@@ -180,7 +277,23 @@ def test_the_successor_leads_for_the_delay_with_a_finished_plan_and_then_the_old
 def test_a_lease_that_the_wrong_one_took_is_passed_on():
     handing = under_way(RolloutPhase.HANDING_OVER, token="a", done=("b",))
     refuses = plane("c", 1, refused=2)
-    assert next_step(view(refuses, BEHIND_A, ONE_RUNS_IT, saved_here=False, leads_s=2.0), handing) == HandOver(handing)
+    wrong = view(refuses, BEHIND_A, ONE_RUNS_IT, saved_here=False, leads_s=2.0, epoch=8)
+    passes = saved(next_step(wrong, attrs.evolve(handing, released=7, tries=1)))
+    assert (passes.phase, passes.released, passes.tries) == (RolloutPhase.HANDING_OVER, 8, 2)
+    assert next_step(attrs.evolve(wrong, saved_here=True), passes) == HandOver(passes)
+    again = view(BEHIND_A, ONE_RUNS_IT, saved_here=False, leads_s=2.0, epoch=9)
+    assert not saved(next_step(again, passes)).held, "nobody has led since it was passed on"
+
+
+def test_a_lease_is_passed_on_only_to_one_that_is_there_and_not_for_ever():
+    handing = under_way(RolloutPhase.HANDING_OVER, token="a", done=("b",), released=7, tries=1)
+    refuses = plane("c", 1, refused=2)
+    young = {"saved_here": False, "leads_s": 2.0, "epoch": 8}
+    for fit in (plane("b", 2, age_s=4.0), plane("b", 2, up_s=1.0)):
+        assert isinstance(next_step(view(refuses, BEHIND_A, fit, **young), handing), Rest)
+    late = view(refuses, BEHIND_A, saved_here=False, leads_s=11.0, epoch=8)
+    assert saved(next_step(late, handing)).is_held(2)
+    assert saved(next_step(view(refuses, BEHIND_A, ONE_RUNS_IT, **young), attrs.evolve(handing, tries=TRIES_MAX))).is_held(2)
 
 
 def test_an_old_leader_that_leads_again_says_who_failed_and_holds_the_version():
@@ -339,12 +452,14 @@ def test_the_desired_version_is_the_newest_that_is_not_held():
     assert [desired_version(3, ()), desired_version(3, (3, 2)), desired_version(2, (1, 2)), desired_version(0, ())] == [3, 1, 0, 0]
 
 
-def test_a_process_starts_into_what_it_was_told_else_what_it_ran_else_what_is_proven_else_the_newest():
+def test_a_process_starts_into_what_it_was_told_else_what_it_ran_else_what_is_proven_else_one_before_these_else_the_newest():
     assert start_version(5, 4, 3, 6, ()) == 5
     assert start_version(5, 4, 3, 6, (5,)) == 4
     assert start_version(0, 0, 3, 6, ()) == 3
     assert start_version(0, 0, 0, 6, (6,)) == 5
     assert start_version(1, 0, 0, 1, (1,)) == 0
+    assert start_version(0, 2, 2, 3, (2,)) == 1, "where the proven one is put aside, the one before, and not one that nobody has tried"
+    assert start_version(0, 2, 2, 3, (1, 2)) == 3
 
 
 def test_one_sentence_says_where_it_stands():

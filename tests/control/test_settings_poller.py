@@ -16,7 +16,7 @@ from llmgw.control.settings_poller import AGAIN_S, PAGE, POLL_S, FileWatch, boot
 from llmgw.domain.errors import Invalid, Unavailable
 from llmgw.domain.settings_version import Held, Pause, PlaneSettings, RolloutRow
 from llmgw.settings.load import load_text
-from llmgw.sim.machine import SimMachine
+from llmgw.sim.machine import SimDisk, SimMachine
 from llmgw.store import settings as rows
 from llmgw.wiring.machine import RealDisk
 from tests.control.settings_world import ANN, FILE, FOLDER, SettingsWorld, load, what
@@ -164,18 +164,23 @@ async def test_b155_a_link_that_leads_nowhere_a_folder_or_a_file_without_rights_
     machine, path = watched
     path.write_bytes(OLD)
     watch = FileWatch(machine, path)
+    assert watch.missing == ""
     path.unlink()
     os.symlink(tmp_path / "nowhere", path)
     assert await looks(machine, watch) == [None, None, None]
+    assert watch.missing == "is not there, or is a link to what is not"
     path.unlink()
     path.mkdir()
     assert await looks(machine, watch) == [None, None, None]
+    assert watch.missing == "cannot be read: Is a directory"
     path.rmdir()
     os.symlink(path, path)  # a loop
     assert await looks(machine, watch) == [None, None, None]
+    assert watch.missing == "cannot be read: Too many levels of symbolic links"
     path.unlink()
     path.write_bytes(NEW)
     assert await looks(machine, watch) == [None, NEW, None]
+    assert watch.missing == ""
 
 
 # --- a process with no settings but its file's
@@ -513,13 +518,68 @@ async def test_a_file_that_is_gone_is_said_and_keeps_this_process_from_restartin
     world = await SettingsWorld.make("", file="log.level = 'info'")
     world.put_file("")
     await world.look(5)
-    assert "is not there, or is empty" in world.told[-1]
+    assert world.told == [f"settings.refused: {FILE} is empty"]
     await world.write("lease.ttl_s = 30")
     await world.look()
     assert (world.in_force.pending, world.in_force.refused) == (0, 2)
     world.put_file("log.level = 'info'")
     await world.look(int(AGAIN_S) + 2)
     assert (world.in_force.pending, world.in_force.refused) == (2, 0)
+
+
+class ADiskWithLoops(SimDisk):
+    """`loop` True: the settings file is a link that leads to itself."""
+
+    loop = False
+
+    def read(self, path: Path) -> bytes | None:
+        if self.loop and path == FILE:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        return super().read(path)
+
+
+async def test_each_thing_that_takes_the_place_of_the_file_is_told_once_and_the_file_when_it_is_back(autojump_clock):
+    """A link that leads to itself, in place of a file that was gone already, was told by nobody."""
+    machine = SimMachine(1)
+    machine.disk = disk = ADiskWithLoops()
+    world = await SettingsWorld.make("", file="log.level = 'info'", machine=machine)
+    whole = disk.files.pop(FILE)
+    await world.look(3)
+    disk.loop = True
+    await world.look(3)
+    assert world.told == [
+        f"settings.refused: {FILE} is not there, or is a link to what is not",
+        f"settings.refused: {FILE} cannot be read: Too many levels of symbolic links",
+    ]
+    assert world.poller.file_fault == f"{FILE} cannot be read: Too many levels of symbolic links"
+    disk.loop = False
+    disk.files[FILE] = whole
+    await world.look(3)
+    assert world.poller.file_fault == ""
+    assert len(world.told) == 2
+    assert world.files == []
+
+
+@pytest.mark.parametrize("text", ["# hello\n", " \n\t\n", "[route]\n"])
+async def test_a_file_that_sets_nothing_any_more_is_refused_as_an_empty_one(autojump_clock, text: str):
+    """It took every model and key away."""
+    file = "[log]\nlevel = 'info'\n[[auth.key]]\nname = 'a'\nkey = 'k'\n"
+    world = await SettingsWorld.make(file=file, store=False, file_mode=True)
+    world.put_file(text)
+    await world.look(5)
+    (told,) = world.told
+    assert "it sets nothing, which is taken for a file that was not written whole" in told
+    assert world.files == []
+    world.put_file(file)
+    await world.look(3)
+    assert world.poller.file_fault == ""
+
+
+async def test_a_file_that_has_never_set_anything_may_go_on_doing_so(autojump_clock):
+    world = await SettingsWorld.make("", file="# all at its default\n")
+    world.put_file("# all at its default, still\n")
+    await world.look(5)
+    assert (world.told, world.poller.file_fault) == ([], "")
 
 
 async def test_a_file_that_names_another_store_is_not_taken_by_a_process_that_runs(autojump_clock):

@@ -12,11 +12,11 @@ import trio
 from llmgw.domain.errors import Invalid
 from llmgw.lease import file as lease_file
 from llmgw.lease.file import LeaseFile
-from llmgw.lease.rules import PeerView
+from llmgw.lease.rules import UNTAKEN_S, PeerView
 from llmgw.lease.store import Unknown
 from llmgw.lease.timings import LeaseTimings
 from llmgw.sim.lease_store import FINE, Fault
-from tests.lease.candidates import Candidates
+from tests.lease.candidates import Candidates, Plane
 from tests.lease.records import later, record
 
 ROLE = "control-plane"
@@ -41,6 +41,54 @@ async def test_whoever_handed_over_takes_the_lease_at_once_when_its_successor_le
     await trio.sleep(3.0)
     second.keeper.step_down()
     assert await world.wait(lambda: first.confirmed) < 3.0
+
+
+async def three(world: Candidates) -> tuple[Plane, Plane, Plane]:
+    """The first one leads."""
+    planes = await world.start_leader(), await world.start(), await world.start()
+    await trio.sleep(3.0)
+    planes[0].keeper.peers(TWO)
+    return planes
+
+
+@pytest.mark.parametrize("back", [1, 2])
+async def test_who_stands_back_leaves_a_lease_that_is_let_go_of_to_the_other(world: Candidates, autojump_clock: object, back: int):
+    planes = await three(world)
+    planes[back].keeper.stand_back(60.0)
+    planes[0].keeper.hand_over()
+    assert await world.wait(lambda: planes[3 - back].confirmed) < UNTAKEN_S
+
+
+async def test_who_stands_back_does_so_also_when_another_took_the_lease_and_passed_it_on(world: Candidates, autojump_clock: object):
+    """The one that had handed over took it back from there, and found that nobody had kept it."""
+    old, wrong, fit = await three(world)
+    old.keeper.stand_back(60.0)
+    fit.keeper.stand_back(5.0)  # so that the wrong one has it first
+    old.keeper.hand_over()
+    await world.wait(lambda: wrong.confirmed)
+    await trio.sleep(6.0)
+    wrong.keeper.stand_back(60.0)
+    wrong.keeper.peers(TWO)
+    wrong.keeper.hand_over()
+    assert await world.wait(lambda: fit.confirmed) < UNTAKEN_S
+
+
+async def test_a_lease_that_all_stand_back_from_is_taken_all_the_same(world: Candidates, autojump_clock: object):
+    planes = await three(world)
+    for plane in planes:
+        plane.keeper.stand_back(3600.0)
+    planes[0].keeper.hand_over()
+    await world.wait(lambda: not planes[0].leads)
+    assert await world.wait(lambda: any(plane.confirmed for plane in planes)) < UNTAKEN_S + 3.0
+
+
+async def test_nobody_stands_back_from_a_lease_that_expires(world: Candidates, autojump_clock: object):
+    old, one, other = await three(world)
+    for plane in (one, other):
+        plane.keeper.stand_back(3600.0)
+    await old.kill()
+    timings = LeaseTimings()
+    assert await world.wait(lambda: one.confirmed or other.confirmed) < timings.wait_s(timings.ttl_s) + 3.0
 
 
 async def test_a_store_that_takes_no_writes_deposes_nobody_although_it_is_read(world: Candidates, autojump_clock: object):

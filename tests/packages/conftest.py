@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from llmgw import __version__
 from tests.packages.roots import Root, fresh_root
 from tests.programs import skip
 
@@ -30,6 +32,17 @@ def need(*programs: str) -> None:
         missing.append("root's rights")
     if missing:
         skip(f"missing here: {', '.join(missing)}")
+
+
+def compiled_parts(pyz: Path) -> set[str]:
+    """The libraries of ours that the zipapp holds: none where its builder had no compiler."""
+    with zipfile.ZipFile(pyz) as archive:
+        return {name for name in archive.namelist() if name.startswith("site-packages/llmgw/") and name.endswith(".so")}
+
+
+def version_text(pyz: Path) -> str:
+    """What `llmgw version` prints of the zipapp, and of the deb that was made of it."""
+    return f"llmgw {__version__}\ndata plane: {'compiled' if compiled_parts(pyz) else 'interpreted'}\n"
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packages.conftest import DIST, need
+from tests.packages.conftest import DIST, need, version_text
 from tests.packages.roots import Root, Started
 from tests.programs import wait_for
 
@@ -151,7 +151,7 @@ def uid_of(root: Root, name: str) -> str:
     return root.run("id", "-u", name).strip()
 
 
-def test_install_serve_remove_and_purge(root: Root, deb: Path) -> None:
+def test_install_serve_remove_and_purge(root: Root, deb: Path, pyz: Path) -> None:
     before = root.files()
     accounts = [root.read(f"/etc/{name}") for name in ("passwd", "group")]
     said = install(root, deb)
@@ -160,7 +160,7 @@ def test_install_serve_remove_and_purge(root: Root, deb: Path) -> None:
     assert root.processes() == []
     assert "systemd does not run here" in said
     assert "nothing was started" in said
-    assert root.run("llmgw", "version").startswith("llmgw ")
+    assert root.run("llmgw", "version") == version_text(pyz)
     assert "fine" in root.run("llmgw", "check", "/etc/llmgw/llmgw.toml")
     for role in ("server", "router", "agent"):
         assert "fine" in root.run("llmgw", "check", "--role", role)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packages.conftest import DIST
+from tests.packages.conftest import DIST, version_text
 from tests.packages.roots import Root
 from tests.programs import skip, wait_for
 
@@ -157,7 +157,7 @@ def test_a_bare_debian_runs_the_whole_of_it_from_the_one_file(root: Root, pyz: P
         file.write('command = ["python3", "/opt/engine.py", "--port", "{port}"]\n')
     before = root.files()
     environment = {"SHIV_ROOT": "/var/tmp/unpacked"}
-    assert root.run("/opt/llmgw.pyz", "version", **environment).startswith("llmgw ")
+    assert root.run("/opt/llmgw.pyz", "version", **environment) == version_text(pyz)
     assert "fine" in root.run("/opt/llmgw.pyz", "check", "/etc/llmgw.toml", **environment)
 
     server = root.start("server", "/opt/llmgw.pyz", "server", "--config", "/etc/llmgw.toml", **environment)

@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from llmgw.domain.endpoint import ListStamp
 from llmgw.domain.lease import LeaseRole
 from llmgw.lease.record import RecordState
 from llmgw.protocol.messages import Command, CommandResult, Inventory, LeaderHello, Outcome, StartReplica, StopReplica
-from llmgw.protocol.router_messages import ROUTER_SILENT_S, RouterReport
+from llmgw.protocol.router_messages import ROUTER_SILENT_S, PushDelta, PushEndpoints, RouterReport
 from tests.property.world import (
     DELAY_S,
     TIMEOUT_S,
@@ -133,6 +134,26 @@ def router_fence(history: History) -> Iterable[str]:
             if token[0] < met[0] or (token[0] == met[0] and met[1] and token[1] != met[1]):
                 yield f"{entry.at_s}: {entry.router} took a list of {token} after one of {met}"
             _raise(highest, entry.router, token)
+
+
+def lists_agree(history: History) -> Iterable[str]:
+    """A router of its own acts on exactly the list that its leader made under that number, however it came to it: the one that the
+    leader's embedded router has. A leader that has not heard from all of its nodes is completed from the list before, so not then."""
+    made: dict[ListStamp, str] = {}
+    settled: dict[str, ListStamp] = {}  # of what last arrived at a router
+    for entry in history:
+        if isinstance(entry, Arrived) and isinstance(entry.message, PushEndpoints | PushDelta):
+            settled.pop(entry.receiver, None)
+            if entry.message.settled:
+                settled[entry.receiver] = entry.message.stamp
+        elif isinstance(entry, Happened) and entry.text.startswith("kill "):
+            settled.pop(entry.text.removeprefix("kill "), None)  # what it has on its disk may be older
+        elif isinstance(entry, Listed) and not entry.stamp.from_standby:
+            if entry.router.endswith("/router"):
+                made[entry.stamp] = entry.fingerprint
+            elif settled.get(entry.router) == entry.stamp and made.get(entry.stamp, entry.fingerprint) != entry.fingerprint:
+                token = entry.stamp.token
+                yield f"{entry.at_s}: {entry.router} acts on another list {entry.stamp.generation} of epoch {token.epoch} than its leader"
 
 
 def standby_inert(history: History) -> Iterable[str]:
@@ -342,6 +363,7 @@ INVARIANTS: Final[dict[str, Callable[[History], Iterable[str]]]] = {
     "ConfirmedExclusion": confirmed_exclusion,
     "AgentFence": agent_fence,
     "RouterFence": router_fence,
+    "ListsAgree": lists_agree,
     "StandbyInert": standby_inert,
     "PlanAfterBarrier": plan_after_barrier,
     "UnconfirmedRestraint": unconfirmed_restraint,

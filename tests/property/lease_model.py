@@ -301,12 +301,13 @@ class Kind:
     alike: bool = False  # nothing happens but that the store is silent, to all alike
     leaving: bool = False  # all that is done to it is to be told to go
     handover: bool = False  # nothing happens but that the leader is told to go
+    all_stand_back: bool = False  # before it is told, everybody is told to leave the lease to others
     clocks: bool = False  # a machine's clock stands still with it, or leaps
     peers: bool = False  # control planes compare what they hear, and the leader's ears or disk fail
 
     @property
     def not_promised(self) -> frozenset[str]:
-        broken = frozenset() if self.handover else frozenset({"HandoverBound"})
+        broken = frozenset() if self.handover and not self.all_stand_back else frozenset({"HandoverBound"})
         if self.clocks:
             return broken | BROKEN_BY_CLOCKS
         return broken | (BROKEN_BY_ROLLBACK if self.rolled_back else BROKEN_BY_DELETION if self.deleted else frozenset())
@@ -316,6 +317,7 @@ STORM: Final = Kind("storm", poll_s=(5.0,), horizon_s=30.0)  # the shortest, as 
 CALM: Final = Kind("calm", faults=2, slow=0.02, lost=0.0, refused=0.0, settles=1.0)
 BLIP: Final = Kind("blip", slow=0.0, lost=0.3, refused=0.3, own_ttl=0.0, alike=True)
 HANDOVER: Final = Kind("handover", slow=0.0, near_s=0.05, lost=0.0, refused=0.0, poll_s=(1.0,), horizon_s=20.0, handover=True)
+STAND_BACK: Final = attrs.evolve(HANDOVER, name="stand-back", settles=1.0, all_stand_back=True)
 LEAVING: Final = Kind("leaving", lost=0.1, leaving=True)
 CLOCKS: Final = Kind("clocks", slow=0.05, settles=0.3, clocks=True)
 PEERS: Final = Kind("peers", faults=1, slow=0.0, lost=0.0, refused=0.0, settles=1.0, peers=True)
@@ -327,7 +329,9 @@ EDGE: Final = attrs.evolve(
 )
 DELETED: Final = Kind("deleted", slow=0.1, own_ttl=0.0, settles=0.3, horizon_s=60.0, deleted=True)
 ROLLED_BACK: Final = attrs.evolve(DELETED, name="rolled-back", settles=1.0, rolled_back=True)
-KINDS: Final = {kind.name: kind for kind in (STORM, CALM, BLIP, HANDOVER, LEAVING, CLOCKS, PEERS, CUT, EDGE, DELETED, ROLLED_BACK)}
+KINDS: Final = {
+    kind.name: kind for kind in (STORM, CALM, BLIP, HANDOVER, STAND_BACK, LEAVING, CLOCKS, PEERS, CUT, EDGE, DELETED, ROLLED_BACK)
+}
 
 
 class World:
@@ -335,6 +339,7 @@ class World:
         self, seed: int, kind: Kind = STORM, protect: Rules = rules.RULES, *, conditions: bool = True, margins: bool = True
     ) -> None:
         self.rng = random.Random(seed)
+        self.back_rng = random.Random(f"stands back {seed}")  # apart, so that it moves nothing else of a schedule
         self.kind = kind
         self.protect = protect
         self.conditions = conditions
@@ -399,6 +404,8 @@ class World:
             self.at(12.0, self.blip)
             end_s = 12.0 + BLIP_S_MAX + 20.0
         elif kind.handover:
+            if kind.all_stand_back:
+                self.at(7.5, self.stand_back)
             self.at(8.0 + 6.0 * rng.random(), self.tell_to_go)
         else:
             for _ in range(rng.randint(1, kind.faults)):
@@ -661,6 +668,9 @@ class World:
         node = leaders[0] if leaders and rng.random() < 0.75 else rng.choice(self.nodes)
         what = rng.random()
         self.faults += 1
+        if self.back_rng.random() < 0.3:
+            one = self.back_rng.choice(self.nodes)
+            self.tell(one, one.process, rules.StandBack(self.back_rng.random() * 40.0))
         if self.kind.cut:
             node.cut_s = float("inf")
             if node in leaders:
@@ -705,6 +715,11 @@ class World:
             node.wedged = node.phase is Phase.LEADING  # its work hangs, and its keeper does not
         else:
             self.tell(node, node.process, rules.HandOver(anew=True))
+
+    def stand_back(self) -> None:
+        """For longer than the schedule lasts."""
+        for node in self.nodes:
+            self.tell(node, node.process, rules.StandBack(3600.0))
 
     def tell_to_go(self) -> None:
         """At any instant, a request in flight or not."""
@@ -793,6 +808,7 @@ REMOVALS: Final[Mapping[str, Removal]] = {
     "whoever hands over lets others go first": Removal(
         "HandoverBound", HANDOVER, _removed(released_is_free=lambda now_s, yield_until_s: True)
     ),
+    "what all stand back from is taken all the same": Removal("EventualLeader", STAND_BACK, _removed(untaken=lambda silence_s: False)),
 }
 
 

@@ -170,6 +170,15 @@ async def cut_router(world: World) -> None:
         _later(world, world.rng.uniform(0.5, 20.0), lambda: world.cut("router", name, False))
 
 
+async def lose_deltas(world: World) -> None:
+    """What no network does and a bug may: of what a session carries, some changes are missing. The whole list that is asked for
+    arrives: without it a stop would be held up until its deadline, which is short here, and then go on."""
+    name = _plane(world)
+    if name is not None:
+        world.lose_deltas(name, world.rng.randrange(1, 4))
+        _later(world, world.rng.uniform(0.5, 10.0), lambda: world.lose_deltas(name, 0))
+
+
 async def blip_lease(world: World) -> None:
     """The lease's store is gone for everybody, the data's is there."""
     names = list(world.planes)
@@ -341,6 +350,16 @@ STORM: Final = Kind(
 CONTROL: Final = Kind("control", (*_LEASE, cut_peers, restart_agent_quickly, restart_router, hold), engines_untouched=True)
 # Orders come fast, and what has to reach agents and routers for them is cut in the middle.
 BUSY: Final = Kind("busy", (choose, choose, scale, scale, cut_router, cut_router, cut_all_agents, blip_lease, hand_over), pause_s=4.0)
+# What is listed changes all the time, and does not always arrive.
+LISTS: Final = Kind(
+    "lists",
+    (
+        lose_deltas, lose_deltas, lose_deltas, lose_deltas, choose, scale, scale, crash_engine, restart_router, cut_router, hand_over, kill,
+        restart_agent,
+    ),
+    pause_s=4.0,
+    count=12,
+)  # fmt: skip
 _BAD: Final = (edit_badly,) * 7
 SETTINGS_KIND: Final = Kind(
     "settings",
@@ -355,7 +374,7 @@ SETTINGS_KIND: Final = Kind(
     pause_s=6.0,
     steady_s=2.0,
 )  # fmt: skip
-KINDS: Final = {kind.name: kind for kind in (STORM, CONTROL, BUSY, SETTINGS_KIND)}
+KINDS: Final = {kind.name: kind for kind in (STORM, CONTROL, BUSY, LISTS, SETTINGS_KIND)}
 
 
 @attrs.frozen

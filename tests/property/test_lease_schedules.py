@@ -32,11 +32,11 @@ from tests.property.lease_model import (
     seconds_without,
 )
 
-# 102,000 schedules in all; in chunks, so that two workers share them.
+# 103,200 schedules in all; in chunks, so that two workers share them.
 STORMS = 92_000
 CHUNK = 11_500
 OTHERS = {
-    "calm": 1_200, "blip": 1_600, "handover": 1_200, "leaving": 1_200, "clocks": 1_200,
+    "calm": 1_200, "blip": 1_600, "handover": 1_200, "stand-back": 1_200, "leaving": 1_200, "clocks": 1_200,
     "peers": 300, "cut": 500, "edge": 1_600, "deleted": 700, "rolled-back": 500,
 }  # fmt: skip
 CHUNKS = [

@@ -35,10 +35,12 @@ from llmgw.domain.model import Catalog, ModelSpec, Profile, ReplicaCounts
 from llmgw.domain.policy import Policy
 from llmgw.domain.replica import ReplicaState
 from llmgw.domain.settings_version import SettingsVersion
+from llmgw.domain.usage import UsageBatch
 from llmgw.lease.record import LeaseRecord, decode
 from llmgw.lease.rules import RULES, Candidate, Rules
 from llmgw.lease.timings import LeaseTimings
 from llmgw.protocol.messages import Command, Message
+from llmgw.protocol.router_messages import PushDelta
 from llmgw.router.follow import Follower
 from llmgw.settings.document import cluster_values_of, document_of, with_keys
 from llmgw.settings.load import Loaded, Role, load_bytes
@@ -109,12 +111,13 @@ class Claim:
 
 @attrs.frozen
 class Listed:
-    """A router took a list."""
+    """A router took a list; `fingerprint` is that of all of it."""
 
     at_s: float
     router: str
     stamp: ListStamp
     ids: frozenset[str]
+    fingerprint: str
 
 
 @attrs.frozen
@@ -423,7 +426,10 @@ class _Peers:
         return leadership.is_leader
 
     async def say_changed(self, address: str) -> None:
-        (await self._reach(address)).look_at_settings()
+        (await self._reach(address)).look_at_store()
+
+    async def give_usage(self, address: str, batch: UsageBatch) -> None:
+        await (await self._reach(address)).usage.take(batch)
 
 
 @attrs.frozen
@@ -738,7 +744,7 @@ class World:
             take(endpoints, stamp)
             ids = frozenset(str(endpoint.id) for endpoint in endpoints.endpoints)
             self._served_once |= ids
-            self.record(Listed(self.now_s(), name, stamp, ids))
+            self.record(Listed(self.now_s(), name, stamp, ids, endpoints.fingerprint))
 
         router.set_endpoints = watched  # type: ignore[method-assign]
         if not self.shape.settings:
@@ -877,6 +883,19 @@ class World:
             self.unheard_s[client] = self.now_s()
         else:
             link.open()
+
+    def lose_deltas(self, plane: str, count: int) -> None:
+        """The next so many changes of a list do not reach the router of its own; what comes after them does."""
+        self.tell(f"lose {count} deltas of {plane}" if count else f"{plane} loses no more deltas")
+        left = [count]
+
+        def loses(message: Message) -> bool:
+            if not left[0] or not isinstance(message, PushDelta):
+                return False
+            left[0] -= 1
+            return True
+
+        self.network.link("router", f"http://{plane}").loses = loses
 
     def crash_engine(self) -> None:
         ready = [

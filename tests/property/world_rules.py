@@ -16,10 +16,11 @@ from llmgw.control.attention import Attention
 from llmgw.control.inventory import Inventory
 from llmgw.control.restart import Rollouts
 from llmgw.domain.lease import Fence, FencingToken
+from llmgw.protocol import list_delta
 from llmgw.router.follow import Follower
 from llmgw.store import connection
 from llmgw.store import settings as settings_rows
-from tests.property.schedules import BUSY, CONTROL, SETTINGS_KIND, STORM, Kind
+from tests.property.schedules import BUSY, CONTROL, LISTS, SETTINGS_KIND, STORM, Kind
 
 Removal = Callable[[], AbstractContextManager[object]]
 
@@ -70,6 +71,9 @@ WORLD_RULES: Final = {
         "AgentFence", STORM, _without(agent_fence.Fence, "_store", _remember_in_memory)
     ),
     "a router refuses a lower epoch": WorldRule("RouterFence", STORM, _without_router_fence, first=16),
+    "a delta counts over the list that it was made from, for the list that it makes": WorldRule(
+        "ListsAgree", LISTS, _without(list_delta, "_is_that", lambda known, fingerprint: True)
+    ),
     "what may run on a node that has not answered is not missing": WorldRule(
         "AdoptionIdempotent", CONTROL, _without(planning, "barrier", lambda grace_s, observed: ""), first=6
     ),

@@ -15,7 +15,7 @@ from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import ModelKind, Profile
 from llmgw.domain.placed import Filter, Placement, Rejection
 from llmgw.domain.replica import ReplicaOrder
-from llmgw.protocol.codec import MESSAGE_BYTES_MAX, decode, encode
+from llmgw.protocol.codec import MESSAGE_BYTES_MAX, Shared, decode, encode
 from llmgw.protocol.messages import Command, Goodbye, StartReplica
 from llmgw.protocol.router_messages import PushEndpoints
 
@@ -56,6 +56,13 @@ def test_what_is_no_endpoint_is_refused_each_time_and_after_one_that_looks_alike
         for _ in range(2):
             with pytest.raises(Invalid, match="priority"):
                 decode(json.dumps(raw).encode())
+
+
+def test_what_goes_to_several_peers_is_made_into_bytes_once_and_into_the_same_as_alone() -> None:
+    message = PushEndpoints(STAMP, EndpointList((Endpoint(EndpointId("e"), "http://e", ("m",)),)))
+    shared = Shared(message)
+    assert encode(shared) is encode(shared)
+    assert encode(shared) == encode(message)
 
 
 def refused(data: bytes) -> Invalid:

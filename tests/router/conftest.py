@@ -9,6 +9,14 @@ import pytest
 from tests.router.fakes import CHAT, CHAT2, OK, Stage, post, until
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The cases of cases.md that a test is for stand in its id, so that `-k B074` runs them."""
+    cases = [case for mark in metafunc.definition.iter_markers("case") for case in mark.args]
+    if cases:
+        metafunc.fixturenames.append("case")
+        metafunc.parametrize("case", [None], ids=["+".join(cases)])
+
+
 @pytest.fixture(scope="module")
 def _module_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     stage = Stage(tmp_path_factory.mktemp("router"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -13,10 +14,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import pytest
+
+from llmgw.cli.version import is_compiled
+from tests.programs import ALTERED
+
+interpreted_only = pytest.mark.skipif(is_compiled(), reason="puts a fault into a class, and a compiled one cannot be changed")
 WAIT_S = 20.0  # for a state that must come; generous, because the machine may be busy
 
 KEY = "K"
@@ -66,9 +74,10 @@ def _chunk(text: str) -> bytes:
 
 
 def _gone(sock: socket.socket) -> bool:
-    ready, _, _ = select.select([sock], [], [], 0)
+    ready = select.poll()  # which knows descriptors of any number
+    ready.register(sock, select.POLLIN)
     try:
-        return bool(ready) and sock.recv(1, socket.MSG_PEEK) == b""
+        return bool(ready.poll(0)) and sock.recv(1, socket.MSG_PEEK) == b""
     except OSError:
         return True
 
@@ -76,17 +85,24 @@ def _gone(sock: socket.socket) -> bool:
 class Engine:
     """Plays `script` (a list of steps, or by "METHOD /path") to every request, and keeps a log of what it saw.
 
-    Steps: ["s", text] raw, ["x", hex] raw bytes, ["c", text] one chunk, ["rep", count, ms, text] chunks, ["w", ms] waits and
-    notices a hang-up, ["close"], ["rst"], ["hold", event] waits for a threading.Event.
+    Steps: ["s", text] raw, ["x", hex] raw bytes, ["c", text] one chunk, ["drip", ms, text] raw, a byte per write,
+    ["rep", count, ms, text] chunks, ["w", ms] waits and notices a hang-up, ["close"], ["rst"], ["hold", event] waits for a
+    threading.Event.
+
+    `GET /metrics` plays `metrics` and is logged as a "poll", `GET /v1/models` plays `models` and is not logged; a connection that
+    carries these leaves nothing else in the log.
     """
 
     def __init__(self, port: int = 0) -> None:
         self._listener = socket.create_server(("127.0.0.1", port), backlog=512)
         self.port: int = self._listener.getsockname()[1]
         self.script: Any = [OK]
+        self.metrics: list[Any] = [answer(404, "{}")]
+        self.models: list[Any] = [answer(404, "{}")]
         self.once: list[list[Any]] = []  # scripts for the next requests, used up one by one
         self.read_body = True
         self.log: list[dict[str, Any]] = []
+        self._numbers = itertools.count(1)  # of connections, in the order of their first words
         self._open: set[socket.socket] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -103,16 +119,14 @@ class Engine:
         return sum(entry["ev"] == kind for entry in list(self.log))
 
     def _accept(self) -> None:
-        number = 0
         while not self._closing:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            number += 1
             self._open.add(sock)
-            threading.Thread(target=self._serve, args=(sock, number), daemon=True).start()
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _read(self, sock: socket.socket) -> tuple[bytes, bytes, bool]:
         data = b""
@@ -132,10 +146,26 @@ class Engine:
             size += len(more)
         return head, b"".join(parts), True
 
-    def _serve(self, sock: socket.socket, number: int) -> None:
+    def _serve(self, sock: socket.socket) -> None:
+        number = 0
+        polls = False
         try:
             while True:
                 head, body, whole = self._read(sock)
+                if polls and not whole:
+                    return
+                if head.startswith(b"GET /metrics "):
+                    polls = True
+                    self.say(ev="poll", head=head.decode("latin-1"))
+                    if not self._play(sock, number, self.metrics):
+                        return
+                    continue
+                if head.startswith(b"GET ") and head.partition(b"\r\n")[0].endswith(b"/v1/models HTTP/1.1"):
+                    polls = True
+                    if not self._play(sock, number, self.models):
+                        return
+                    continue
+                number = number or next(self._numbers)
                 if not whole:
                     self.say(conn=number, ev="short_request" if head else "peer_closed")
                     return
@@ -151,11 +181,13 @@ class Engine:
                 if not self._play(sock, number, steps):
                     return
         except OSError as err:
-            self.say(conn=number, ev="peer_closed", why=type(err).__name__)
+            if not polls:
+                self.say(conn=number, ev="peer_closed", why=type(err).__name__)
         finally:
             self._open.discard(sock)
             sock.close()
-            self.say(conn=number, ev="closed")
+            if not polls:
+                self.say(conn=number, ev="closed")
 
     def _play(self, sock: socket.socket, number: int, steps: list[Any]) -> bool:
         for step, *rest in steps:
@@ -165,6 +197,10 @@ class Engine:
                 sock.sendall(bytes.fromhex(rest[0]))
             elif step == "c":
                 sock.sendall(_chunk(rest[0]))
+            elif step == "drip":
+                for byte in rest[1].encode():
+                    sock.sendall(bytes([byte]))
+                    time.sleep(rest[0] / 1000)
             elif step == "rep":
                 count, pause_ms, text = rest
                 for index in range(count):
@@ -192,14 +228,18 @@ class Engine:
                 raise AssertionError(step)
         return True
 
+    def hang_up(self) -> None:
+        """Ends every connection that is open now."""
+        for sock in list(self._open):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self._closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for sock in list(self._open):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        self.hang_up()
         self._thread.join(WAIT_S)
 
 
@@ -354,8 +394,15 @@ def until(condition: Callable[[], Any], what: str, within_s: float = WAIT_S) -> 
     raise AssertionError(f"never came: {what}")
 
 
-def router_command(config: Path) -> list[str]:
-    return [sys.executable, "-m", "llmgw", "router", "--config", str(config)]
+def router_command(config: Path, altered: Sequence[str] = ()) -> list[str]:
+    """`altered` names what of the router is not as shipped, as tests/chaos/altered.py knows it."""
+    program = [str(ALTERED), *altered, "--"] if altered else ["-m", "llmgw"]
+    return [sys.executable, *program, "router", "--config", str(config)]
+
+
+def within(descriptors_max: int | None) -> list[str]:
+    """What stands before a command line for a process that may have no more files open."""
+    return [] if descriptors_max is None else ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors_max)]
 
 
 FIXTURE = """
@@ -412,13 +459,26 @@ def free_port() -> int:
 class RouterProcess:
     """A real `llmgw router` on a file."""
 
-    def __init__(self, folder: Path, text: str, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        text: str,
+        environ: dict[str, str] | None = None,
+        stdout: int | None = None,
+        altered: Sequence[str] = (),
+        descriptors_max: int | None = None,
+    ) -> None:
         self.config = folder / "router.toml"
         self.config.write_text(text)
         self.out = folder / "stdout"
         self.err = folder / "stderr"
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(router_command(self.config), stdout=out, stderr=err, env={**os.environ, **(environ or {})})
+            self.process = subprocess.Popen(
+                [*within(descriptors_max), *router_command(self.config, altered)],
+                stdout=out if stdout is None else stdout,
+                stderr=err,
+                env={**os.environ, **(environ or {})},
+            )
         found = until(self._listening, "the router listens")
         host, _, port = found.rpartition(":")
         self.address = (host, 0 if found.startswith("unix:") else int(port))
@@ -460,6 +520,10 @@ class RouterProcess:
         assert len(found) == 1, found
         return found[0]
 
+    def told(self, mark: str) -> list[str]:
+        """Lines of its other log."""
+        return [line for line in self.err.read_text().splitlines() if mark in line]
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
@@ -479,9 +543,23 @@ class RouterProcess:
 
 
 class Stage:
-    """Two engines, a port where nobody listens, and a router before them, with the settings of cases.md 16.0."""
+    """Two engines, a port where nobody listens, and a router before them, with the settings of cases.md 16.0.
 
-    def __init__(self, folder: Path, *, first_byte_s: float = 2, idle_s: float = 3, route: str = "") -> None:
+    `route` is more of `[route]`; `change` says which texts of the file are others.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        first_byte_s: float = 2,
+        idle_s: float = 3,
+        route: str = "",
+        workers: int = 1,
+        change: Mapping[str, str] = MappingProxyType({}),
+        altered: Sequence[str] = (),
+        descriptors_max: int | None = None,
+    ) -> None:
         self.u1 = Engine()
         self.u2 = Engine()
         self._dead = socket.socket()  # bound and never listening: a connect is refused, and nobody else gets the port
@@ -494,8 +572,11 @@ class Stage:
             first_byte_s=first_byte_s,
             idle_s=idle_s,
             route=route,
-        )
-        self.router = RouterProcess(folder, self.text)
+        ).replace("[route]\n", f"workers = {workers}\n[route]\n", 1)
+        for old, new in change.items():
+            assert old in self.text, old
+            self.text = self.text.replace(old, new)
+        self.router = RouterProcess(folder, self.text, altered=altered, descriptors_max=descriptors_max)
 
     def close(self) -> None:
         self.router.close()

@@ -20,11 +20,13 @@ def _with(header: str, data: bytes) -> bytes:
     return data.replace(b"Host: g\r\n", b"Host: g\r\n" + header.encode("latin-1") + b"\r\n")
 
 
+@pytest.mark.case("T35", "B171")
 @pytest.mark.parametrize("header", GOOD)
 def test_a_key_is_taken_in_every_usual_form(stage: Stage, header: str) -> None:
     assert stage.router.ask(_with(header, post(CHAT, key=""))).status == 200
 
 
+@pytest.mark.case("T35", "B165")
 @pytest.mark.parametrize("header", BAD)
 def test_what_is_no_key_is_401_in_one_shape(stage: Stage, header: str) -> None:
     for data in (post(CHAT, key=""), get("/v1/models", key="")):
@@ -33,7 +35,7 @@ def test_what_is_no_key_is_401_in_one_shape(stage: Stage, header: str) -> None:
         assert got.error["code"] == "invalid_api_key"
         assert got.get("www-authenticate") == "Bearer"
         assert "k\xe9y" not in got.body.decode()
-    assert stage.u1.log == []
+    assert stage.u1.requests == []
 
 
 def test_health_and_readiness_ask_for_no_key(stage: Stage) -> None:
@@ -42,6 +44,7 @@ def test_health_and_readiness_ask_for_no_key(stage: Stage) -> None:
     assert (ready.status, ready.json()["status"]) == (200, "ready")
 
 
+@pytest.mark.case("T34", "B163")
 def test_a_browsers_preflight_needs_no_key(stage: Stage) -> None:
     allowed = stage.router.ask(PREFLIGHT.format("http://app.test").encode())
     assert allowed.status == 204
@@ -53,6 +56,7 @@ def test_a_browsers_preflight_needs_no_key(stage: Stage) -> None:
     assert all(not name.startswith("access-control") for name, _ in other.headers)
 
 
+@pytest.mark.case("T34", "B164")
 def test_errors_can_be_read_by_a_browser_too(stage: Stage) -> None:
     origin = "Origin: http://app.test\r\n"
     good = stage.router.ask(post(CHAT, origin))

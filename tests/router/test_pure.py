@@ -19,6 +19,7 @@ from llmgw.domain.policy import ApiKey, Policy
 from llmgw.router import access_log, body, breaker, families
 from llmgw.router.breaker import Breaker, Health, Outcome
 from llmgw.router.choose import Choice, Shortage, Why, choose
+from llmgw.router.engine_load import EngineLoad
 from llmgw.router.keys import ANONYMOUS, Keyring
 from llmgw.router.limits import Parallel
 from llmgw.router.retry import RetryBudget, retry_after_s
@@ -30,6 +31,8 @@ class View:
     in_flight: int = 0
     breaker: Breaker = breaker.CLOSED
     resting_until_s: float = 0.0
+    promised: int = 0
+    engine_load: EngineLoad | None = None
 
 
 def _endpoint(name: str, **more: object) -> Endpoint:
@@ -194,16 +197,17 @@ def test_no_bytes_in_a_key_are_anything_but_401(text: bytes) -> None:
         ring.authenticate([(b"authorization", b"Bearer a" + text + b"!")], 0.0)
 
 
-def test_places_of_a_key_come_back_however_a_request_ends() -> None:
+def test_a_key_has_so_many_places_and_no_more() -> None:
     parallel = Parallel()
     key = ApiKey("k", "", max_parallel=1)
-    with pytest.raises(RuntimeError), parallel.slot(key):
-        with pytest.raises(Overloaded), parallel.slot(key):
-            raise AssertionError("a second place was given")
-        raise RuntimeError
+    place = parallel.take(key)
+    with pytest.raises(Overloaded):
+        parallel.take(key)
+    assert parallel.running("k") == 1
+    parallel.give_back(place)
     assert parallel.running("k") == 0
-    with parallel.slot(key):
-        assert parallel.running("k") == 1
+    parallel.take(key)
+    assert parallel.running("k") == 1
 
 
 def _table(*endpoints: Endpoint, absences: tuple[Absence, ...] = (), catalog: Catalog | None = None) -> RoutingTable:
@@ -275,7 +279,7 @@ def test_only_the_answers_own_model_is_renamed(text: bytes, changed: bytes) -> N
 
 
 def test_a_line_of_the_log_is_one_line_whatever_stands_in_it() -> None:
-    line = access_log.line(0.0, 200, "GET", '/a b"\n', "m=1", "", "k", True, 5, 0.25, 1.5, "r\\1", "ok")
+    line = access_log.line(0.0, 200, "GET", '/a b"\n', "m=1", "", "k", True, 5, 0.25, 1.5, b"r\\1", "ok")
     assert line.count(b"\n") == 1
     assert line.decode() == (
         'time=1970-01-01T00:00:00.000Z status=200 method=GET path="/a b\\"\\x0a" model="m=1" endpoint=- key=k stream=true bytes=5 '

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import attrs
 import pytest
@@ -19,12 +21,13 @@ from llmgw.domain.ids import ClusterId, EndpointId, OwnerId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import Catalog, ModelSpec, Profile
 from llmgw.domain.policy import ApiKey, GuardPolicy, GuardRule, Policy, RouteSettings
-from llmgw.router.listener import serve
+from llmgw.domain.ports import Machine
+from llmgw.router.listener import open_shared, serve
 from llmgw.router.metrics import Following
 from llmgw.router.proxy import Connection
 from llmgw.router.router import Router
 from llmgw.wiring.machine import RealMachine
-from tests.router.fakes import CHAT, CHAT_S, DONE, END, FIN, OK, SH, WAIT_S, Answer, Client, E, Engine, get, post
+from tests.router.fakes import CHAT, CHAT_S, DONE, END, FIN, OK, SH, WAIT_S, Answer, Client, E, Engine, get, interpreted_only, post
 
 TOKEN = FencingToken(ClusterId("c"), 5, OwnerId("a-1"))
 
@@ -46,10 +49,10 @@ class Here:
 
 
 @asynccontextmanager
-async def running(policy: Policy | None = None) -> AsyncIterator[Here]:
+async def running(policy: Policy | None = None, machine: Machine | None = None) -> AsyncIterator[Here]:
     lines: list[bytes] = []
     bugs: list[str] = []
-    router = Router(RealMachine(), policy or Policy(auth_required=False), lines.append, report=bugs.append)
+    router = Router(machine or RealMachine(), policy or Policy(auth_required=False), lines.append, report=bugs.append)
     async with trio.open_nursery() as nursery:
         shown = await nursery.start(serve, router, "127.0.0.1:0")
         host, _, port = shown.rpartition(":")
@@ -140,7 +143,7 @@ async def test_no_retry_goes_to_an_endpoint_withdrawn_meanwhile() -> None:
             here.router.set_endpoints(EndpointList((endpoint(failing),)), stamp(2))
             await until(lambda: found, "the answer")
             assert found[0].status == 502
-            assert other.log == []
+            assert other.requests == []
 
 
 async def test_lists_of_another_cluster_or_a_lower_epoch_are_refused_and_change_nothing() -> None:
@@ -340,14 +343,16 @@ async def test_one_request_that_waits_is_no_silence_while_bytes_of_another_come(
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.case("T30")
+@interpreted_only
 async def test_a_fault_of_our_own_is_a_500_and_is_told_to_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as here:
         text = " ".join(("secret", "words"))
 
-        async def broken(*_: object) -> None:
+        def broken(*_: object) -> None:
             raise RuntimeError(text)
 
-        monkeypatch.setattr(Connection, "_relay_request", broken)
+        monkeypatch.setattr(Connection, "_decide", broken)
         got = await here.ask(post(CHAT))
         assert (got.status, got.error["code"]) == (500, "internal_error")
         assert "RuntimeError" not in got.body.decode()
@@ -358,20 +363,22 @@ async def test_a_fault_of_our_own_is_a_500_and_is_told_to_the_operator(monkeypat
         assert (await here.ask(get("/health"))).status == 200
 
 
+@pytest.mark.case("B014")
+@interpreted_only
 async def test_a_fault_of_our_own_in_mid_stream_never_looks_like_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_of([SH, E("a"), ["w", 100], E("b"), FIN, DONE, END]) as engine:
         async with running() as here:
             here.router.set_endpoints(EndpointList((endpoint(engine),)), stamp(1))
-            from llmgw.router.relay import EventRelay
+            from llmgw.router.relay import _Events
 
-            real = EventRelay._events
+            real = _Events._passed
 
-            def broken(self: EventRelay, events: list[bytes]) -> bytes:
+            def broken(self: _Events, events: list[bytes]) -> bytes:
                 if any(b'"b"' in event for event in events):
                     raise RuntimeError
                 return real(self, events)
 
-            monkeypatch.setattr(EventRelay, "_events", broken)
+            monkeypatch.setattr(_Events, "_passed", broken)
             got = await here.ask(post(CHAT_S))
             assert "internal_error" in got.events[-1]
             assert not got.whole
@@ -386,10 +393,40 @@ async def test_addresses_that_cannot_be_listened_on_are_one_clear_error() -> Non
         ("nonsense", Invalid),
         ("127.0.0.1:99999", Invalid),
         ("192.0.2.1:80", Unavailable),
-        ("unix:/no/such/folder/x", Unavailable),
+        ("unix:/no/such/folder/x", Invalid),
     ):
         with pytest.raises(error):
             await serve(router, address)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link to a file", "link to nothing"])
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_what_stands_where_a_unix_socket_should_is_told_and_kept(tmp_path: Path, kind: str, workers: int) -> None:
+    path, file = tmp_path / "x.sock", tmp_path / "file"
+    file.write_text("precious")
+    if kind == "file":
+        file.rename(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(file if kind == "link to a file" else tmp_path / "nothing")
+    before = os.lstat(path)
+    with pytest.raises(Invalid, match=f"unix:{path}: what is there is no socket"):
+        if workers == 1:
+            await serve(Router(RealMachine(), Policy(), lambda line: None), f"unix:{path}")
+        else:
+            open_shared(f"unix:{path}", workers)
+    assert os.lstat(path) == before
+
+
+async def test_a_file_that_was_put_in_the_place_of_its_unix_socket_outlives_a_router(tmp_path: Path) -> None:
+    path = tmp_path / "x.sock"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve, Router(RealMachine(), Policy(), lambda line: None), f"unix:{path}")
+        path.unlink()
+        path.write_text("precious")
+        nursery.cancel_scope.cancel()
+    assert path.read_text() == "precious"
 
 
 async def test_metrics_ask_for_a_token_off_loopback() -> None:
@@ -471,7 +508,8 @@ async def test_a_call_of_a_model_that_has_no_endpoint_wakes_it_and_one_of_a_mode
 
 async def test_metrics_tell_which_control_planes_are_followed_and_nothing_of_it_where_none_is() -> None:
     async with running() as here:
-        assert b"llmgw_router_" not in (await here.ask(get("/metrics"))).body
+        alone = (await here.ask(get("/metrics"))).body
+        assert not any(name in alone for name in (b"router_session", b"router_leader", b"router_epoch", b"list_age", b"by_standby"))
         here.router.following = lambda: Following({"http://a:1": True, "http://b:1": False}, "http://a:1", 7, 0.5, 0.25, False)
         text = (await here.ask(get("/metrics"))).body.decode()
         for line in (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ from llmgw.domain.policy import Policy
 from llmgw.router.listener import serve
 from llmgw.router.router import Router
 from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.runs import DESCRIPTORS_RESERVED, clients_within
 from tests.router.fakes import (
     CHAT,
     CHAT_S,
@@ -29,6 +32,7 @@ from tests.router.fakes import (
     FIN,
     OK,
     SH,
+    WAIT_S,
     Client,
     E,
     RouterProcess,
@@ -48,6 +52,7 @@ def fresh(tmp_path: Path) -> Iterator[Stage]:
         yield stage
 
 
+@pytest.mark.case("T40")
 def test_a_stop_lets_answers_finish_and_tells_the_endless_ones(fresh: Stage) -> None:
     router, u1 = fresh.router, fresh.u1
     idle = router.client()
@@ -97,19 +102,50 @@ def test_a_request_under_way_is_served_on_a_stop_and_its_connection_closed(fresh
     assert fresh.router.process.wait(10) == 0
 
 
-def test_a_second_signal_ends_it_at_once(fresh: Stage) -> None:
+@pytest.mark.case("T40")
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(fresh: Stage, second: signal.Signals) -> None:
     fresh.u1.script = [["w", 20_000]]
     with fresh.router.client() as client:
         client.send(post(CHAT))
         until(lambda: fresh.u1.requests, "it is under way")
         fresh.router.signal(signal.SIGTERM)
         until(lambda: "stopping" in fresh.router.err.read_text(), "the router is stopping")
-        began = time.monotonic()
-        fresh.router.signal(signal.SIGTERM)
-        fresh.router.process.wait(10)
-        assert time.monotonic() - began < 2
+        fresh.router.signal(second)
+        assert fresh.router.process.wait(WAIT_S) == 130
+        assert client.rest() == b"", "the answer was not waited for"
 
 
+def test_clients_leave_descriptors_for_engines_and_the_next_ones_wait(tmp_path: Path) -> None:
+    bound = 20
+    with staged(tmp_path, descriptors_max=2 * bound + DESCRIPTORS_RESERVED) as stage, contextlib.ExitStack() as held:
+        router = stage.router
+        taken = [held.enter_context(router.client()) for _ in range(bound)]
+        waiting = [held.enter_context(router.client()) for _ in range(2 * DESCRIPTORS_RESERVED)]
+        until(lambda: router.told("new ones wait until others leave"), "the bound is told")
+        for client in waiting:
+            client.send(get("/health"))
+        for client in taken:
+            client.send(post(CHAT))
+        assert [client.answer().status for client in taken] == [200] * bound, "engines are reached"
+        assert not select.select([client.sock for client in waiting], [], [], 0)[0]
+        for client in taken:
+            client.close()
+        for client in waiting:
+            assert client.answer().status == 200
+            client.close()
+        assert len(router.told("new ones wait until others leave")) == 1
+        assert not router.told("Too many open files")
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(0, 8), (DESCRIPTORS_RESERVED + 17, 8), (1024, 448), (524_288, 262_080), (resource.RLIM_INFINITY, sys.maxsize)]
+)
+def test_half_of_the_open_files_beyond_a_reserve_are_for_clients(limit: int, expected: int) -> None:
+    assert clients_within(limit) == expected
+
+
+@pytest.mark.case("T40")
 def test_a_changed_file_is_taken_and_streams_go_on(fresh: Stage) -> None:
     router = fresh.router
     go = threading.Event()
@@ -148,6 +184,36 @@ def test_a_file_that_does_not_load_changes_nothing_and_says_why(fresh: Stage) ->
     assert router.ask(post(CHAT)).status == 200
 
 
+def test_whatever_takes_the_place_of_the_file_is_told_once_by_itself_and_changes_nothing(fresh: Stage) -> None:
+    """A link that leads to itself was told only on SIGHUP, and a file of a comment took every endpoint and key away."""
+    router, config = fresh.router, fresh.router.config
+
+    def linked(target: Path) -> None:
+        config.unlink(missing_ok=True)
+        config.symlink_to(target)
+
+    def comment() -> None:
+        config.unlink()
+        config.write_text("# hello\n")
+
+    for place, reason in (
+        (config.unlink, f"there is no file {config}"),
+        (partial(linked, config), "Too many levels of symbolic links"),
+        (partial(linked, config.with_name("nowhere")), f"it is a link to {config.with_name('nowhere')}, which is not there"),
+        (comment, "it sets nothing, which is taken for a file that was not written whole"),
+    ):
+        told = len(router.told("does not load"))
+        place()
+        until(lambda told=told: len(router.told("does not load")) > told, "it is told")
+        assert reason in router.told("does not load")[-1]
+        assert router.ask(post(CHAT)).status == 200
+    assert len(router.told("does not load")) == 4
+    config.write_text(f"{fresh.text}\n# again\n")
+    until(lambda: router.told("event=reloaded"), "the file is taken again")
+    assert len(router.told("does not load")) == 4
+
+
+@pytest.mark.case("T35", "B166")
 def test_a_revoked_key_is_refused_on_the_next_request_of_an_open_connection(fresh: Stage) -> None:
     with fresh.router.client() as client:
         client.send(post(CHAT))
@@ -171,6 +237,7 @@ def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.case("T41")
 def test_proxy_variables_do_not_touch_the_way_to_engines(tmp_path: Path) -> None:
     with staged(tmp_path) as stage:
         stage.router.close()
@@ -205,6 +272,21 @@ def test_a_log_that_nobody_reads_holds_up_neither_a_request_nor_the_end(tmp_path
             assert process.stdout is not None
             process.stdout.close()
             process.wait(10)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_lines_of_a_log_that_is_closed_are_counted(tmp_path: Path, workers: int) -> None:
+    with staged(tmp_path, workers=workers) as stage:
+        stage.router.close()
+        read, write = os.pipe()
+        os.close(read)
+        router = RouterProcess(tmp_path, stage.text, stdout=write)
+        os.close(write)
+        try:
+            assert router.ask(get("/health")).status == 200
+            until(lambda: router.metric("llmgw_log_lines_dropped_total") >= 1, "the line is counted")
+        finally:
+            router.close()
 
 
 async def test_until_it_is_let_in_a_client_waits_and_is_not_refused(tmp_path: Path) -> None:

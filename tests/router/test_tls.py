@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.router.fakes import CHAT, CHAT_S, GOOD_S, OK_BODY, WAIT_S, Client, RouterProcess, get, post, staged
+from tests.router.fakes import CHAT, CHAT_S, GOOD_S, OK_BODY, WAIT_S, Client, RouterProcess, get, post, staged, until
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,13 @@ def https_engine(certificate: tuple[Path, Path]) -> Iterator[int]:
             self.end_headers()
             self.wfile.write(OK_BODY.encode())
 
+        def do_GET(self) -> None:
+            text = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 4\n" + b"x" * 40_000
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
         def log_message(self, *_: object) -> None:
             pass
 
@@ -108,9 +115,12 @@ def test_an_engine_behind_https_is_reached_when_its_certificate_is_trusted(
                 got = router.ask(post(CHAT))
                 assert got.status == (200 if trusted else 503)
                 assert trusted == (got.body.decode() == OK_BODY)
-                assert trusted or "certificate" in got.error["message"] or "can be reached" in got.error["message"]
+                assert trusted or "certificate" in got.error["message"] or "has failed of late" in got.error["message"]
             big = CHAT.replace(b'"hi"', b'"' + b"a" * 3_000_000 + b'"')
             assert router.ask(post(big)).status == (200 if trusted else 503)
+            if trusted:  # its load is asked for in the same way
+                until(lambda: "llmgw_endpoint_waiting{" in router.ask(get("/metrics")).body.decode(), "the engine's load")
+                assert router.metric_of("llmgw_endpoint_waiting", 'endpoint="u1"') == 4
         finally:
             router.close()
 

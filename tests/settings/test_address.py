@@ -15,6 +15,7 @@ from llmgw.settings.address import (
     UnixAddress,
     engine_url_fault,
     is_loopback,
+    leads_to,
     listen_fault,
     parse_listen,
     parse_ports,
@@ -52,6 +53,57 @@ def test_any_text_is_an_address_or_has_a_reason(text):
 def test_loopback_is_told_from_its_text():
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "127.0.0.1.example.com", "128.0.0.1"))
+
+
+@pytest.mark.parametrize(
+    ("url", "listen"),
+    [
+        ("http://127.0.0.1:8080", "127.0.0.1:8080"),
+        ("http://127.0.0.1:8080/base", "127.0.0.1:8080"),
+        ("https://127.0.0.1:8080", "127.0.0.1:8080"),  # nobody else can have that port
+        ("http://localhost:8080", "127.0.0.1:8080"),
+        ("http://LOCALHOST:8080", "[::1]:8080"),
+        ("http://0.0.0.0:8080", "127.0.0.1:8080"),
+        ("http://[::]:8080", "[::1]:8080"),
+        ("http://[0:0:0:0:0:0:0:1]:8080", "localhost:8080"),
+        ("http://[::ffff:127.0.0.1]:8080", "0.0.0.0:8080"),
+        ("http://127.0.0.1:8080", "0.0.0.0:8080"),
+        ("http://127.9.9.9:8080", "0.0.0.0:8080"),
+        ("http://localhost:8080", "0.0.0.0:8080"),
+        ("http://[::1]:8080", "[::]:8080"),
+        ("http://0.0.0.0:8080", "[::]:8080"),
+        ("http://10.0.0.5:8080", "10.0.0.5:8080"),
+        ("http://Router.example:8080", "router.example:8080"),
+        ("http://127.0.0.1", "127.0.0.1:80"),
+        ("https://[::1]", "[::1]:443"),
+    ],
+)
+def test_an_address_that_leads_back_to_whoever_listens_is_known_in_every_spelling(url, listen):
+    assert leads_to(url, listen)
+
+
+@pytest.mark.parametrize(
+    ("url", "listen"),
+    [
+        ("http://127.0.0.1:8081", "127.0.0.1:8080"),
+        ("http://127.0.0.2:8080", "127.0.0.1:8080"),
+        ("http://[::1]:8080", "127.0.0.1:8080"),
+        ("http://[::1]:8080", "0.0.0.0:8080"),
+        ("http://10.0.0.5:8080", "127.0.0.1:8080"),
+        ("http://gpu-1:8080", "0.0.0.0:8080"),
+        ("http://127.0.0.1:8080", "127.0.0.1:0"),
+        ("http://127.0.0.1:80", "unix:/run/llmgw.sock"),
+        ("https://127.0.0.1", "127.0.0.1:80"),
+    ],
+)
+def test_an_address_of_somebody_else_leads_to_them(url, listen):
+    assert not leads_to(url, listen)
+
+
+@pytest.mark.parametrize("address", ["[1:2]:80", "[::.]:80", "[1:2:3:4:5:6:7:8:9]:80", "[fe80::1%]:80"])
+def test_what_only_looks_like_ipv6_is_told(address):
+    assert "is not an IPv6 address" in str(listen_fault(address))
+    assert "is not an IPv6 address" in str(url_fault(f"http://{address}"))
 
 
 @pytest.mark.parametrize("url", ["http://h", "https://h.example:443/base", "http://[::1]:8000", "http://127.0.0.1:1/"])

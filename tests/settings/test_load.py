@@ -12,7 +12,7 @@ from llmgw.domain.model import ReplicaCounts
 from llmgw.domain.policy import GuardPolicy, GuardRule
 from llmgw.settings import not_yet
 from llmgw.settings.decode import known_paths
-from llmgw.settings.load import FILE_BYTES_MAX, Loaded, Role, load_bytes, load_file, load_text
+from llmgw.settings.load import FILE_BYTES_MAX, Loaded, Role, expired, load_bytes, load_file, load_text
 from llmgw.settings.schema import Settings
 
 
@@ -27,6 +27,15 @@ def faults(text: str, role: Role | None = None, **environ: str) -> dict[str, str
     for fault in caught.value.faults:
         assert str(fault) in caught.value.message
     return {fault.path: fault.reason for fault in caught.value.faults}
+
+
+@pytest.mark.parametrize(
+    ("text", "nothing"),
+    [("", True), ("# only a comment\n \t\n", True), ("[route]\n[router]\n", True), ("[store]\n", False), ("route.retries = 1\n", False)],
+)
+def test_a_file_that_sets_nothing_is_told_from_one_that_does(text: str, nothing: bool):
+    assert load(text).sets_nothing is nothing
+    assert load("[[model]]\nname = 'm'\n[[model.profile]]\nengine = 'ollama'\n").sets_nothing is False
 
 
 def test_an_empty_file_is_every_default():
@@ -98,6 +107,12 @@ def test_a_bool_is_no_number_and_an_int_is_a_float():
         ("[[route]]", "route", "expected a table, not a list"),
         ('listen = ":80"', "listen", "did you mean router.listen?"),
         ('[rooter]\nlisten = "x"', "rooter", "did you mean router?"),
+        ("[routers]\nworkers = 2", "routers", "did you mean router?"),
+        ('[[endpoints]]\nid = "u1"', "endpoints", "did you mean endpoint?"),
+        ('[[models]]\nname = "m1"', "models", "did you mean model?"),
+        ('[[auth.keys]]\nname = "a"', "auth.keys", "did you mean auth.key?"),
+        ('[[auth.api]]\nname = "a"', "auth.api", "known here: key, required"),
+        ("[router]\nendpoint = []", "router.endpoint", "unknown key here; did you mean endpoint?"),
         ('router.listen = ":8080"', "router.listen", '"0.0.0.0:8080"'),
         ('router.listen = "127.0.0.1:70000"', "router.listen", "0 to 65535"),
         ('router.listen = "::1:80"', "router.listen", "brackets"),
@@ -122,6 +137,11 @@ def test_a_bool_is_no_number_and_an_int_is_a_float():
         ('agent.address = "a b"', "agent.address", "host name"),
         ('metrics.token = "hunter2"', "metrics.token", "does not stand in this file"),
         ('store.replica = "bucket"', "store.replica", "s3://bucket/prefix"),
+        ('store.replica = "s3://bucket/a//b"', "store.replica", "single slashes"),
+        ('store.replica = "s3://bucket/a/../b"', "store.replica", "single slashes"),
+        ('store.replica = "s3://bucket/a?b"', "store.replica", "letters, digits"),
+        ('store.s3_region = ""', "store.s3_region", "such as"),
+        ('store.s3_region = "eu/../x"', "store.s3_region", "such as"),
         ('store.s3_credentials = "file:x"', "store.s3_credentials", "file:/PATH"),
         ("lease.ttl_s = 1", "lease.ttl_s", "between 2 and 300 s"),
         ("reconcile.node_lost_after_s = 29", "reconcile.node_lost_after_s", "three times heartbeat_s (30 s)"),
@@ -295,11 +315,20 @@ def test_a_router_inside_of_a_server_follows_nobody_else_and_a_file_that_asks_fo
     assert load(f"{asked}\nrouter.embedded = false", Role.SERVER).warnings == ()
 
 
+@pytest.mark.parametrize("role", [Role.SERVER, Role.DEV])
+def test_workers_of_a_router_inside_of_another_process_are_none_and_a_file_that_asks_for_them_is_told(role):
+    (told,) = load("router.workers = 2", role).warnings
+    assert told.startswith("router.workers has no effect while router.embedded is true")
+    assert load("router.workers = 1", role).warnings == ()
+    assert load("router.workers = 2\nrouter.embedded = false", Role.SERVER).warnings == ()
+
+
 def test_what_this_build_does_not_do_is_told_where_a_file_asks_for_it_and_only_there():
     text = """
 [route]
 affinity = "prefix"
-queue_max = 100
+queue_max = 7
+health_interval_s = 5
 [guard]
 max_images = 3
 [[guard.rule]]
@@ -335,8 +364,9 @@ engine = "ollama"
         "guard.rule 'hide': action = \"redact\", and so the whole rule, has no effect in this build yet",
     ]
     assert any("idle_stop_s" in warning for warning in warnings)
-    assert any("limits per minute" in warning for warning in warnings)
-    assert not any("queue_max" in warning for warning in warnings)  # it only repeats the default
+    assert not any("per_minute" in warning or "per minute" in warning for warning in warnings)
+    assert not any("queue_max" in warning for warning in warnings)  # it has an effect
+    assert not any("health_interval_s" in warning for warning in warnings)  # it only repeats the default
     known = known_paths(Settings)
     assert all(any(path == key or path.startswith(key) for path in known) for key in not_yet.KEYS)
 
@@ -469,6 +499,36 @@ def test_keys_are_told_apart():
     assert load(key("a", f'sha256 = "{"AB" * 32}"')).keys[0].sha256 == "ab" * 32
 
 
+def warned(text: str, role: Role | None = None) -> list[str]:
+    return [warning for warning in load(text, role).warnings if "which no" in warning]
+
+
+def test_a_key_that_may_use_what_nobody_serves_is_warned_about_where_the_file_is_all_there_is():
+    def key(name: str, models: str) -> str:
+        return f'[[auth.key]]\nname = "{name}"\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\nmodels = {models}\n'
+
+    keys = key("a", '["m1", "nope", "fats"]') + key("b", '["fast", "m2"]') + key("c", '["*", "later"]') + key("d", '["later"]')
+    static = keys + ENDPOINT + 'aliases = { fast = "m1" }\n'
+    told = [
+        "auth.key: 'a' may use 'nope', 'fats', which no endpoint serves",
+        "auth.key: 'd' may use 'later', which no endpoint serves",
+    ]
+    assert warned(static) == warned(static, Role.ROUTER) == told
+    model = '[[model]]\nname = "later"\n[[model.profile]]\nengine = "ollama"\n'
+    assert warned(static + model) == ["auth.key: 'a' may use 'nope', 'fats', which no endpoint or model serves"]
+    assert warned(static + model, Role.ROUTER) == told, "a router has no use for models"
+    assert warned('[router]\ncontrol_planes = ["http://c:1"]\n' + static) == []
+    assert warned("[store]\n" + static) == []
+    assert warned(keys) == [], "without an endpoint there is another warning"
+
+
+def test_a_key_that_has_ended_is_told_with_its_end():
+    text = f'[[auth.key]]\nname = "a"\nsha256 = "{"a" * 64}"\nexpires = "1970-01-01T00:01:00Z"\n'
+    keys = load(text + f'[[auth.key]]\nname = "b"\nsha256 = "{"b" * 64}"\n').keys
+    assert expired(keys, 59.0) == []
+    assert expired(keys, 60.0) == ["auth.key: 'a' has expired (1970-01-01T00:01:00Z) and is refused"]
+
+
 # --- endpoints ---
 
 ENDPOINT = '[[endpoint]]\nid = "u1"\nurl = "http://127.0.0.1:9001/"\nmodels = ["m1", "m2"]\n'
@@ -481,6 +541,23 @@ def test_an_endpoint_takes_its_key_from_the_environment():
     assert endpoint.key == "k"
     assert "'k'" not in repr(endpoint)
     assert dict(endpoint.aliases) == {"fast": "m1"}
+
+
+@pytest.mark.parametrize("role", [None, Role.ROUTER, Role.SERVER])
+@pytest.mark.parametrize("router", ['[router]\nlisten = "127.0.0.1:9001"\n', '[router]\nlisten = "0.0.0.0:9001"\n'])
+def test_a_router_that_is_its_own_endpoint_is_refused_and_the_endpoint_named(role, router):
+    """It asked itself until its queue, its clients or their patience were at an end."""
+    found = faults(router + ENDPOINT, role)
+    assert list(found) == ["endpoint"]
+    assert found["endpoint"].startswith("'u1' at http://127.0.0.1:9001 is this router itself (router.listen is ")
+
+
+def test_a_role_without_a_router_at_that_address_takes_the_endpoint():
+    router = '[router]\nlisten = "127.0.0.1:9001"\n'
+    assert load(router + ENDPOINT, Role.DEV).endpoints  # --port may say another
+    assert load(router + ENDPOINT + '[agent]\ncontrol_planes = ["http://c:1"]\n', Role.AGENT).endpoints
+    assert load(router + "embedded = false\n" + ENDPOINT, Role.SERVER).endpoints
+    assert list(faults('[router]\nlisten = "nonsense"\n' + ENDPOINT.replace("9001", "8080"))) == ["router.listen"]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,20 @@ from hypothesis import strategies as st
 
 from llmgw.domain.errors import Fault, Invalid
 from llmgw.domain.model import CPU_BY_DEFAULT, ENGINES, ModelKind, ModelSpec, Profile, ReplicaCounts
+from llmgw.domain.policy import ApiKey
 from llmgw.settings.load import load_text
-from llmgw.settings.objects import model_from_table, model_to_table, parse_time, read_endpoints, read_keys, read_model, read_models
+from llmgw.settings.objects import (
+    format_time,
+    key_from_table,
+    key_to_table,
+    model_from_table,
+    model_to_table,
+    parse_time,
+    read_endpoints,
+    read_keys,
+    read_model,
+    read_models,
+)
 
 words = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp"), exclude_characters="\x00"), min_size=1, max_size=12)
 model_names = words.filter(lambda name: name.isprintable() and name not in (".", ".."))
@@ -188,3 +200,43 @@ models = ["m"]
         load_text(text, source="f")
     paths = [fault.path for fault in told.value.faults]
     assert {"model[1]", "model[1].profile[0].engine", "endpoint[0].url", "endpoint[1].id"} <= set(paths)
+
+
+@st.composite
+def keys(draw: st.DrawFn) -> ApiKey:
+    micros = draw(st.one_of(st.none(), st.integers(0, 253_402_300_799 * 10**6)))  # to the end of the year 9999
+    return ApiKey(
+        name=draw(words),
+        sha256=draw(st.text("0123456789abcdef", min_size=64, max_size=64)),
+        models=tuple(draw(st.lists(model_names, max_size=3, unique=True))),
+        max_parallel=draw(st.integers(0, 10**9)),
+        requests_per_minute=draw(st.integers(0, 10**9)),
+        tokens_per_minute=draw(st.integers(0, 10**9)),
+        expires_wall_s=None if micros is None else micros / 1e6,
+        operator=draw(st.booleans()),
+    )
+
+
+@given(keys())
+def test_a_key_comes_back_from_its_table_through_toml_and_json(key: ApiKey):
+    table = key_to_table(key)
+    assert key_from_table(json.loads(json.dumps(table))) == key
+    assert key_from_table(tomllib.loads(tomli_w.dumps(table))) == key
+
+
+@given(st.integers(-62_135_596_800 * 10**6, 253_402_300_799 * 10**6))
+def test_a_time_is_written_as_it_is_read(micros: int):
+    assert parse_time(format_time(micros / 1e6)) == micros / 1e6
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("9999-12-31T23:59:59.999999Z", "9999-12-31T23:59:59Z"),
+        ("9999-12-31T23:59:59-14:00", "9999-12-31T23:59:59Z"),
+        ("0001-01-01T00:00:00+14:00", "0001-01-01T00:00:00Z"),
+        ("2030-01-01T00:00:00.25+02:00", "2029-12-31T22:00:00.250000Z"),
+    ],
+)
+def test_a_time_beyond_the_years_of_four_digits_is_taken_and_told_as_the_last_or_the_first(given: str, shown: str):
+    assert format_time(parse_time(given)) == shown

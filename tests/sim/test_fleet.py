@@ -16,18 +16,19 @@ import attrs
 import pytest
 import trio
 
+from llmgw.admin.api.status import status_view
 from llmgw.domain.errors import Invalid
 from llmgw.domain.ids import CPU_DEVICE, ReplicaId
 from llmgw.domain.model import ModelKind, Profile
 from llmgw.domain.replica import ReplicaOrder, ReplicaReport, ReplicaState
 from llmgw.protocol.messages import LogRequest
 from llmgw.sim.engine import SimEngine
-from llmgw.sim.fleet import FleetPlan, behaviour, engine
+from llmgw.sim.fleet import FleetPlan, behaviour, engine, run_fleet
 from llmgw.sim.machine import SimMachine
 from llmgw.sim.node import SimNode, gpus
 from llmgw.sim.replicas import Behaviour, SimReplicas
 from llmgw.wiring.dev import Simulated
-from tests.control.world import World, model, run_world
+from tests.control.world import URL, World, model, run_world
 from tests.programs import Admin, call, chat, free_port, free_ports, program, wait_for
 
 
@@ -130,6 +131,22 @@ def test_a_simulated_agent_tells_what_a_real_one_tells() -> None:
             "replica.ready", "replica.restarting", "replica.ready", "replica.stopped",
         ]  # fmt: skip
         assert told["replica/b"] == ["replica.placed", *["replica.crashed"] * 5, "replica.failed"]
+
+    run_world(main)
+
+
+def test_simulated_nodes_have_the_time_of_day_of_the_machine_they_run_on_also_when_it_is_stepped() -> None:
+    """They had a fixed date, so each of them stood among the problems of every control plane."""
+
+    async def main(world: World) -> None:
+        world.machine.wall_offset_s += 95_954_968
+        controller = await world.start_control()
+        await world.nursery.start(run_fleet, world.machine, FleetPlan(nodes=2, gpus=1), world.network.dial, (URL,))
+        await world.wait(lambda: len(controller.observe().nodes) == 2)
+        for step_s in (0.0, 3600.0):
+            world.machine.wall_offset_s += step_s
+            await world.wait(lambda: all(abs(node.clock_ahead_s) < 1 for node in controller.observe().nodes), "the right time")
+        assert status_view(controller)["problems"] == []
 
     run_world(main)
 
@@ -264,7 +281,9 @@ def test_dev_shows_a_simulated_fleet_that_answers_and_ctl_and_sim_find_it(tmp_pa
         admin = Admin(f"127.0.0.1:{admin_port}", (tmp_path / "d" / "admin-token").read_text().strip())
         rows = admin.wait_ready("sim-small", 3)
         assert chat(f"127.0.0.1:{port}", "sim", max_tokens=2)[0] == 200
+        admin.wait_ready("sim-large", 1)
         assert "sim-small  3/3" in ctl(state, "status")
+        assert ctl(state, "status", "--check").startswith("ok: 2 models")
         assert "placed here because: " in ctl(state, "explain", "replica", rows[0]["id"])
         with program(["sim", "--nodes", "2", "--gpus", "1"], tmp_path, "sim") as sim:
             sim.wait_output("simulating")

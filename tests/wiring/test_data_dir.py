@@ -151,6 +151,18 @@ def test_what_the_system_said_carries_no_numbers_of_pythons() -> None:
     broken.__cause__ = reset
     assert words(reset) == words(broken) == "Connection reset by peer"
     assert words(IsADirectoryError(21, "Is a directory", "/x")) == "/x: Is a directory"
+    assert words(IsADirectoryError(21, "Is a directory", 12)) == "Is a directory"
+
+
+@pytest.mark.parametrize("read", [RealDisk().read, load_file])
+def test_a_folder_in_a_files_place_is_named_and_keeps_no_descriptor_open(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises((IsADirectoryError, Invalid)) as caught:
+        read(tmp_path)
+    said = words(caught.value) if isinstance(caught.value, OSError) else caught.value.message
+    assert str(tmp_path) in said
+    assert said.endswith(": Is a directory")
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_folder_of_data_that_cannot_be_one_is_told_apart(tmp_path: Path) -> None:

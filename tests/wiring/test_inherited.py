@@ -57,9 +57,10 @@ def test_a_socket_that_does_not_listen_is_refused_by_its_number(kind: socket.Soc
     assert Invalid.__name__ in said
 
 
-def test_a_router_serves_on_the_sockets_it_was_handed_and_leaves_them_open_for_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_router_serves_on_the_sockets_it_was_handed_and_leaves_them_open_for_the_next(tmp_path: Path, workers: int) -> None:
     file = tmp_path / "llmgw.toml"
-    file.write_text('[router]\nlisten = "127.0.0.1:1"\n[route]\ndrain_s = 1\n')  # a port that it could not open
+    file.write_text(f'[router]\nlisten = "127.0.0.1:1"\nworkers = {workers}\n[route]\ndrain_s = 1\n')  # a port that it could not open
     path = tmp_path / "router.sock"
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
         unix.bind(str(path))

@@ -42,6 +42,18 @@ def logged(kind: str) -> str:
         os.close(leader)
 
 
+def test_yes_and_no_have_their_key_beside_them() -> None:
+    """`event=follows epoch=1 leads` had a word without a key, which no parser of logfmt knows what to do with."""
+    program = (
+        "import structlog\nfrom llmgw.settings.schema import LogSettings\nfrom llmgw.wiring.logs import configure_logs\n"
+        "configure_logs(LogSettings(level='info', format='logfmt'))\n"
+        "structlog.get_logger('x').info('follows', leads=True, serves=False, epoch=1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert {"leads=true", "serves=false", "epoch=1"} <= set(done.stderr.split())
+    assert all("=" in word for word in done.stderr.split())
+
+
 @pytest.mark.parametrize("kind", ["auto", "console", "logfmt", "json"])
 @pytest.mark.slow
 def test_nothing_that_others_wrote_steers_the_terminal_or_makes_a_line_of_ours(kind: str) -> None:

@@ -16,7 +16,7 @@ from llmgw.admin.edge import Receive, Scope, Send, answer
 from llmgw.admin.errors import body_of, headers_of
 from llmgw.domain.errors import LlmgwError, Unauthenticated, Unavailable
 from llmgw.protocol.channel import Channel, ChannelClosed
-from llmgw.protocol.codec import decode, encode
+from llmgw.protocol.codec import Shared, decode, encode
 from llmgw.protocol.messages import Message
 
 CLOSE_DEADLINE_S: Final = 2.0  # for the peer's own close frame after ours
@@ -39,7 +39,7 @@ class ServerChannel:
     def peer(self) -> str:
         return self._peer
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message | Shared) -> None:
         data = encode(message)
         async with self._turn:
             if self._over:

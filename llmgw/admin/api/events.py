@@ -48,6 +48,7 @@ def routes(controller: Controller, draining: trio.Event, limits: Limits) -> tupl
 
     query = {
         "after": "events above this seq, the oldest first; without it the newest",
+        "cursor": "the same, as in other lists",
         "object": "only the newest of this object, such as replica/ID; as a page",
         "limit": f"at most {rows.PAGE_MAX}",
     }

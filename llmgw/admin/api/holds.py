@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from llmgw.admin.calls import Call, Reply, Route, page
+from llmgw.admin.calls import PAGED, Call, Reply, Route, page
 from llmgw.admin.views import hold_view
 from llmgw.control.controller import Controller
 from llmgw.domain.errors import Invalid
@@ -36,7 +36,7 @@ def routes(controller: Controller) -> tuple[Route, ...]:
 
     parts = {"facility": "its name", "reason": "why", "drain": "true: also move work off", "until": "RFC 3339, or null: until removed"}
     return (
-        Route("GET", "/api/v1/holds", list_, "Every hold"),
+        Route("GET", "/api/v1/holds", list_, "Every hold", query=PAGED),
         Route("POST", "/api/v1/holds", put, "Hold the facility that the body names", Role.OPERATOR, parts),
         Route("PUT", "/api/v1/holds", put, "Hold the facility that the body names", Role.OPERATOR, parts),
         Route("PUT", "/api/v1/holds/<name:facility>", put, "Hold a facility", Role.OPERATOR, parts),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from llmgw.admin.calls import Call, Reply, Route
-from llmgw.admin.peer_client import CHANGED_PATH, PRESENT_PATH, RELEASED_PATH
+from llmgw.admin.peer_client import CHANGED_PATH, PRESENT_PATH, RELEASED_PATH, USAGE_PATH
 from llmgw.control.controller import Controller
 from llmgw.control.peers import Presence
 from llmgw.domain.errors import Denied, Invalid
 from llmgw.domain.ids import OwnerId, holder_name
 from llmgw.domain.lease import LeaseRole
 from llmgw.domain.settings_version import PlaneSettings
+from llmgw.domain.usage import UsageBatch
 from llmgw.protocol.codec import structure
 from llmgw.store.admin_tokens import Role
 
@@ -44,7 +45,12 @@ def routes(controller: Controller) -> tuple[Route, ...]:
 
     async def changed(call: Call) -> Reply:
         _from_peer(call)
-        controller.look_at_settings()
+        controller.look_at_store()
+        return Reply({})
+
+    async def usage(call: Call) -> Reply:
+        _from_peer(call)
+        await controller.usage.take(structure(call.table(), UsageBatch))
         return Reply({})
 
     return (
@@ -55,7 +61,9 @@ def routes(controller: Controller) -> tuple[Route, ...]:
               remembered=False, local=True),
         Route("POST", RELEASED_PATH, released, "The lease was released; for control planes only", Role.ADMIN,
               remembered=False, local=True),
-        Route("POST", CHANGED_PATH, changed, "The settings changed: look now; for control planes only", Role.ADMIN,
+        Route("POST", CHANGED_PATH, changed, "The settings or keys changed: look now; for control planes only", Role.ADMIN,
+              remembered=False, local=True),
+        Route("POST", USAGE_PATH, usage, "What a standby's own router has counted; for control planes only", Role.ADMIN,
               remembered=False, local=True),
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmgw.admin.calls import Call, Reply, Route, page
+from llmgw.admin.calls import PAGED, Call, Reply, Route, page
 from llmgw.admin.views import model_table, model_view, node_names, replica_view
 from llmgw.control.catalog import Change
 from llmgw.control.controller import Controller
@@ -96,7 +96,7 @@ def routes(controller: Controller) -> tuple[Route, ...]:
     table = {"(the table)": "a [[model]] table"}
     operator = Role.OPERATOR
     return (
-        Route("GET", "/api/v1/models", list_, "Every model: wanted, ready, state and reason"),
+        Route("GET", "/api/v1/models", list_, "Every model: wanted, ready, state and reason", query=PAGED),
         Route("POST", "/api/v1/models:apply", apply, "Add or replace these models, and leave the others alone", operator,
               {"models": "[[model]] tables", "dry_run": "true: only say what would change"}),
         Route("GET", "/api/v1/models/<name:name>", one, "One model with its table and replicas; its ETag is its revision"),

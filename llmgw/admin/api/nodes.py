@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from llmgw.admin.calls import Call, Reply, Route, page
+from llmgw.admin.calls import PAGED, Call, Reply, Route, page
 from llmgw.admin.views import node_view
 from llmgw.control.controller import Controller
 from llmgw.control.observed import ObservedNode, ObservedReplica
@@ -66,7 +66,7 @@ def routes(controller: Controller) -> tuple[Route, ...]:
 
     operator = Role.OPERATOR
     return (
-        Route("GET", "/api/v1/nodes", list_, "Every node with its devices"),
+        Route("GET", "/api/v1/nodes", list_, "Every node with its devices", query=PAGED),
         Route("GET", "/api/v1/nodes/<name:node>", one, "One node"),
         Route("POST", "/api/v1/nodes/<name:node>/cordon", cordon, "Place nothing new there", operator),
         Route("POST", "/api/v1/nodes/<name:node>/drain", drain, "Move work off", operator, {"deadline_s": "seconds from now, or null"}),

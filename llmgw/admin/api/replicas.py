@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from llmgw.admin.calls import Call, Reply, Route, page
+from llmgw.admin.calls import PAGED, Call, Reply, Route, page
 from llmgw.admin.views import node_names, replica_view
 from llmgw.control.controller import Controller
 from llmgw.domain.ids import ReplicaId
@@ -51,7 +51,7 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         controller.restart_replica(replica, call.principal.name)
         return Reply({**view(replica), "change": "restarting"}, 202)
 
-    which = {"model": "only of this model", "node": "only on this node"}
+    which = {"model": "only of this model", "node": "only on this node", **PAGED}
     part = {"attempt": "0: the newest", "offset": "below 0: from the end", "limit": f"bytes, at most {LOG_BYTES_MAX}"}
     return (
         Route("GET", "/api/v1/replicas", list_, "Every replica as last reported", query=which),

@@ -19,6 +19,7 @@ import structlog
 
 from llmgw.agent.engines.description import Program
 from llmgw.agent.engines.environment import scrubbed
+from llmgw.domain.files import reason
 
 log = structlog.get_logger("llmgw.agent.programs")
 
@@ -78,7 +79,7 @@ class Programs:
                     start_new_session=True,
                 )
             except (OSError, ValueError) as err:
-                self._say(warn, path, str(err))
+                self._say(warn, path, reason(err) if isinstance(err, OSError) else str(err))
                 return None
             try:
                 code = asked.wait(ASK_LIMIT_S)

@@ -20,6 +20,8 @@ NOUNS: Final = {
     "replica": ("llmgw.cli.ctl.replica:replica", "Replicas: list, show, logs, drain, restart."),
     "node": ("llmgw.cli.ctl.node:node", "Nodes: list, show, cordon, drain, resume, label."),
     "hold": ("llmgw.cli.ctl.hold:hold", "Orders that a facility gets nothing new: list, add, rm."),
+    "usage": ("llmgw.cli.ctl.usage:usage", "Who used how much, by key, model or hour."),
+    "key": ("llmgw.cli.ctl.key:key", "Keys of clients: create, list, show, update, revoke."),
     "events": ("llmgw.cli.ctl.events:events", "What the cluster did, and why."),
     "explain": ("llmgw.cli.ctl.explain:explain", "Why a replica or a model is as it is."),
     "leader": ("llmgw.cli.ctl.leader:leader", "Who leads: show, hand-over."),

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
-import re
-from email.utils import parsedate_to_datetime
-from typing import Final
-
 import click
 
-from llmgw.cli.ctl.client import Answer, segment
+from llmgw.cli.ctl.client import segment
 from llmgw.cli.ctl.output import Ctl, key, shared, table, text
-from llmgw.domain.errors import Invalid
-
-_SPAN: Final = re.compile(r"\+?(\d{1,6})(s|m|min|h|d)\Z", re.ASCII)
-_SPAN_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+from llmgw.cli.ctl.times import time_after
 
 
 @click.group()
@@ -47,32 +39,10 @@ _COLUMNS = (
 @shared
 def add(ctl: Ctl, facility: str, reason: str, until: str | None, drain: bool) -> None:
     """Place nothing new in a facility."""
-    end = None if until is None else _end(ctl, until)
+    end = None if until is None else time_after(ctl, "--until", until, "holds")
     body = {"facility": facility, "reason": reason, "drain": drain, "until": end}
     sentence = f"facility {facility}: held{' and drained' if drain else ''}{' until ' + end if end else ''}"
     ctl.changed(ctl.client.send("POST", "holds", body), sentence)
-
-
-def _end(ctl: Ctl, until: str) -> str:
-    """The end as RFC 3339. A span counts from the server's own time: this machine's clock may differ."""
-    from llmgw.settings.objects import parse_time
-
-    span = _SPAN.match(until)
-    if span is None:
-        try:
-            parse_time(until)
-        except ValueError as err:
-            raise click.UsageError(f"--until: {err}; or a span like 90m, 2h, 3d") from err
-        return until
-    seconds = int(span.group(1)) * _SPAN_S[span.group(2)]
-    return (_server_time(ctl.client.get("holds")) + datetime.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _server_time(answer: Answer) -> datetime.datetime:
-    try:
-        return parsedate_to_datetime(answer.headers["date"]).astimezone(datetime.UTC)
-    except (KeyError, ValueError, TypeError) as err:
-        raise Invalid("the server does not tell its time: give --until as RFC 3339") from err
 
 
 @hold.command()

@@ -122,8 +122,20 @@ def _router(router: Mapping[str, Any]) -> str:
     endpoints = router.get("endpoints")
     if endpoints is not None:
         count = len(endpoints) if isinstance(endpoints, list) else endpoints
-        parts.append(f"{count} {'endpoint' if count == 1 else 'endpoints'}")
+        acted_on = _acted_on(following, count)
+        parts.append(f"{count} {'endpoint' if count == 1 else 'endpoints'}{acted_on}")
     return ", ".join(part for part in parts if part)
+
+
+def _acted_on(following: object, published: object) -> str:
+    """How many routers act on, where that is not what is published: a leader that has just begun lists what has answered it so far."""
+    routers = following if isinstance(following, list) else []
+    counts = {count for one in routers if isinstance(count := _map(one).get("endpoints"), int)}
+    if all(count == published for count in counts):
+        return ""
+    least, most = min(counts), max(counts)
+    told = f"{least}" if least == most else f"{least} to {most}"
+    return f" published ({'the router acts' if len(routers) == 1 else 'routers act'} on {told}, as told before)"
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
