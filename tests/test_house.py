@@ -19,12 +19,13 @@ MAY_SEE = {
     "protocol": {"domain", "settings"},
     "lease": {"domain", "settings", "protocol"},
     "store": {"domain", "settings", "protocol"},
+    "replication": {"domain", "settings", "protocol", "lease", "store"},
     "control": {"domain", "settings", "protocol", "lease", "store"},
     "admin": {"domain", "settings", "protocol", "lease", "store", "control"},
     "router": {"domain", "settings", "protocol"},
     "agent": {"domain", "settings", "protocol"},
     "sim": {"domain", "settings", "protocol", "lease", "store", "control", "router", "agent"},
-    "wiring": {"domain", "settings", "protocol", "lease", "store", "control", "admin", "router", "agent", "sim"},
+    "wiring": {"domain", "settings", "protocol", "lease", "store", "replication", "control", "admin", "router", "agent", "sim"},
     "cli": {"domain", "settings", "lease", "wiring"},
 }
 CTL_MAY_SEE = {"domain", "settings", "cli"}
@@ -37,7 +38,6 @@ MAY_DO_IO = {
         "peers": "a word to the other control planes every second",
         "settings_poller": "looks at file and store every second",
         "restart": "looks whose turn it is every second",
-        "waiting": "for a hint or a time",
         "sessions": "one task per agent, bounded outboxes",
         "publisher": "waits for a change or the interval",
         "reconciler": "waits for a hint or the tick",

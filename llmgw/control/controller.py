@@ -46,7 +46,6 @@ from llmgw.control.settings_poller import DryLoad, SettingsPoller
 from llmgw.control.settings_writer import ClusterSettings
 from llmgw.control.supervision import keep_running
 from llmgw.control.usage import UsageLedger
-from llmgw.control.waiting import wait_woken
 from llmgw.domain.endpoint import Endpoint, EndpointList, EndpointUse, ListStamp
 from llmgw.domain.errors import Broken, Conflict, NotFound, StaleEpoch, Unavailable
 from llmgw.domain.event import Event, Level
@@ -61,6 +60,7 @@ from llmgw.domain.replica import ReplicaState, RestartPolicy
 from llmgw.domain.settings_version import Pause
 from llmgw.lease.outage import Outage, Part
 from llmgw.protocol.messages import RestartReplica
+from llmgw.protocol.waiting import wait_woken
 from llmgw.settings.load import Loaded, policy_of
 from llmgw.settings.schema import Settings
 from llmgw.store import admin_tokens, api_keys, audit, drains, idempotency

@@ -15,12 +15,12 @@ import structlog
 import trio
 
 from llmgw.control.inventory import Inventory
-from llmgw.control.waiting import wait_woken
 from llmgw.domain.endpoint import EndpointList, ListStamp
 from llmgw.domain.errors import LlmgwError, StaleEpoch
 from llmgw.domain.ids import EndpointId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.ports import EndpointSink, Machine
+from llmgw.protocol.waiting import wait_woken
 
 log = structlog.get_logger("llmgw.publisher")
 

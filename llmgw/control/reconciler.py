@@ -17,12 +17,12 @@ from llmgw.control.inventory import Inventory
 from llmgw.control.leadership import Leadership
 from llmgw.control.observed import Desired, Observed
 from llmgw.control.planning import IDLE_LOOK_AGAIN_S, plan_replicas
-from llmgw.control.waiting import wait_woken
 from llmgw.domain.errors import Unavailable
 from llmgw.domain.ids import NodeId
 from llmgw.domain.plan import Action, Forget, Plan, Reason, Start, Stop, Withdraw
 from llmgw.domain.ports import Machine
 from llmgw.protocol.messages import ForgetReplica, StartReplica, StopReplica
+from llmgw.protocol.waiting import wait_woken
 
 REPLICA_RANDOM_BYTES: Final = 4
 DEBOUNCE_S: Final = 0.02  # a burst of reports makes one plan; far below the 100 ms from ready to routable, which is the publisher's

@@ -22,12 +22,12 @@ from llmgw.control.peers import Peers
 from llmgw.control.rollout import Grant, HandOver, Member, RestartMe, RolloutView, Rules, Save
 from llmgw.control.settings_in_force import SettingsInForce
 from llmgw.control.settings_poller import SettingsPoller
-from llmgw.control.waiting import wait_woken
 from llmgw.domain.errors import Conflict, LlmgwError
 from llmgw.domain.event import Level
 from llmgw.domain.ids import holder_name
 from llmgw.domain.ports import Machine
 from llmgw.domain.settings_version import Applied, RolloutPhase, RolloutRow
+from llmgw.protocol.waiting import wait_woken
 from llmgw.store import settings as rows
 from llmgw.store.connection import Store
 

@@ -19,11 +19,11 @@ import trio
 
 from llmgw.control import rollout, settings_boot
 from llmgw.control.settings_in_force import PROTECT, Protect, Read, SettingsInForce
-from llmgw.control.waiting import wait_woken
 from llmgw.domain.errors import Invalid, LlmgwError, NotFound, Unavailable
 from llmgw.domain.files import reason, words
 from llmgw.domain.ports import Machine
 from llmgw.domain.settings_version import Pause, RolloutRow, SettingsVersion
+from llmgw.protocol.waiting import wait_woken
 from llmgw.settings.layers import ignored, layers
 from llmgw.settings.load import HALF_WRITTEN, Loaded
 from llmgw.store import settings as rows

@@ -8,10 +8,11 @@ a clock, and lets no SQL text out: what a caller may see is in `llmgw.domain.err
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import apsw
 import trio
@@ -20,7 +21,7 @@ from llmgw.domain.errors import Broken, Invalid, StaleEpoch, Unavailable
 from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.settings.database_file import create, look, transaction, turn_log_on
 from llmgw.settings.filesystem import network_file_system
-from llmgw.store import migrations
+from llmgw.store import changes, migrations
 from llmgw.store.rows import row
 
 T = TypeVar("T")
@@ -34,6 +35,14 @@ RETRY_AFTER_S: Final = 5.0  # a full disk or a busy file is looked at again by w
 SIDE_FILES: Final = ("wal", "shm", "journal")  # SQLite's, beside the file
 
 
+class Use(enum.Enum):
+    """What a file is for, and so what SQLite does with it by itself."""
+
+    OWN = "own"  # the truth: synced, its log carried over by SQLite
+    WORKING = "working"  # replicated by Litestream, which carries the log over (control.md 3)
+    COPY = "copy"  # can be made anew at any time: not synced
+
+
 class StoreBusy(Unavailable):
     """Another process keeps the file locked. Nobody need repair anything: it ends with that process, or when that lets go."""
 
@@ -45,26 +54,16 @@ class Run(Protocol):
 
 
 class Store:
-    """An open database. Built by `Store.open`; closed by whoever opened it, after everything that uses it has ended."""
+    """What every kind of store offers: units of work on the cluster's rows. `open` gives the one that is a file of this machine.
 
-    def __init__(self, path: str, run: Run, connections: _Connections) -> None:
-        self.path = path
-        self._connections = connections
-        self._run = run
-        self._writer = connections.writer
-        self._identity = connections.identity
-        self._may_write = connections.may_write
-        self._schema = connections.schema
-        self._free_readers = list(connections.readers)
-        self._readers = connections.readers
-        self._trouble = ""
+    A kind says how it reads, and how a unit of work is carried out and kept.
+    """
+
+    def __init__(self) -> None:
         self._on_trouble: Callable[[str], None] = _nobody
-        self._write_turn = trio.Lock()
-        self._read_turns = trio.Semaphore(max(1, len(connections.readers)))
-        self._closed = False
 
-    @classmethod
-    async def open(cls, path: str | Path, run: Run) -> Store:
+    @staticmethod
+    async def open(path: str | Path, run: Run, use: Use = Use.OWN) -> FileStore:
         """Opens or creates the database at `path`, brings its schema up to this build's, and proves that it can be written.
 
         ":memory:" gives one that dies with the store; it has one connection, which readers share. Raises `Invalid` for a file
@@ -74,29 +73,34 @@ class Store:
         where = str(path)
         if where != MEMORY:
             where = os.path.abspath(where)  # noqa: ASYNC240 - looks at no file
-        connections = await run(lambda: _open(where))
-        return cls(where, run, connections)
+        connections = await run(lambda: _open(where, use))
+        return FileStore(where, run, connections)
 
-    @classmethod
-    def sharing(cls, other: Store, run: Run) -> Self:
+    @staticmethod
+    def sharing(other: FileStore, run: Run) -> FileStore:
         """Another process's way to a database in memory, for simulations: `run` is that process's."""
         assert other.path == MEMORY, "files are shared by opening them"
-        return cls(MEMORY, run, other._connections)
+        return FileStore(MEMORY, run, other._connections)
 
     @property
     def mode(self) -> str:
-        """`file`, or `none` for a database in memory."""
-        return "none" if self.path == MEMORY else "file"
+        """`file`, `replicated`, or `none` for a database in memory."""
+        raise NotImplementedError
 
     @property
     def durability(self) -> str:
-        """How far an acknowledged write reaches: this machine's disk, or nowhere."""
-        return "none" if self.path == MEMORY else "local"
+        """How far an acknowledged write reaches: `replicated`, this machine's disk (`local`), or nowhere (`none`)."""
+        raise NotImplementedError
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        raise NotImplementedError
 
     @property
     def schema(self) -> int:
         """The number of the last migration that the file had seen when it was last used; may be above this build's own."""
-        return self._schema
+        raise NotImplementedError
 
     @property
     def may_write(self) -> bool:
@@ -104,15 +108,15 @@ class Store:
 
         A newer build may do so while this one runs: each write, and each read, looks for itself.
         """
-        return self._may_write
+        raise NotImplementedError
 
     @property
     def trouble(self) -> str:
-        """Why the last write did not reach the disk; empty once one has again. A person repairs it: a full disk, say."""
-        return self._trouble
+        """Why the last write was not kept; empty once one has been again. A person repairs it: a full disk, say."""
+        raise NotImplementedError
 
     def watch(self, hook: Callable[[str], None]) -> None:
-        """`hook(trouble)` is called after each write that reached the disk ("") or did not, in place of whoever watched before."""
+        """`hook(trouble)` is called after each write that was kept ("") or was not, in place of whoever watched before."""
         self._on_trouble = hook
 
     async def prove_writable(self) -> None:
@@ -122,7 +126,7 @@ class Store:
             _touch(connection)
             return True
 
-        await self._write(prove, changes=True)
+        await self._write(prove, touches=True)
 
     async def write(self, unit: Callable[Concatenate[apsw.Connection, int, P], T], epoch: int, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `unit(connection, epoch, ...)` in one immediate transaction, committed when it returns and undone when it raises.
@@ -151,13 +155,79 @@ class Store:
 
         await self._write(claim)
 
-    async def _write(self, unit: Callable[[apsw.Connection], T], *, changes: bool = False) -> T:
-        """`changes`: the unit writes a page though it changes no row."""
+    async def read(self, unit: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs `unit(connection, ...)` in one read transaction: everything it reads is of one instant. Raises `Unavailable`."""
+        raise NotImplementedError
 
+    async def read_newest(self, unit: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `read`; sees also what was written here and not yet known to be kept, and returns once that is. Raises `Unavailable`."""
+        return await self.read(unit, *args, **kwargs)
+
+    def close(self) -> None:
+        """Lets go of the files; later calls raise `Unavailable`. May be called twice. Blocks for a last wal_checkpoint."""
+        raise NotImplementedError
+
+    async def _write(self, unit: Callable[[apsw.Connection], T], *, touches: bool = False) -> T:
+        """`touches`: the unit writes a page though it changes no row."""
+        raise NotImplementedError
+
+
+class FileStore(Store):
+    """An open database. Built by `Store.open`; closed by whoever opened it, after everything that uses it has ended."""
+
+    def __init__(self, path: str, run: Run, connections: _Connections) -> None:
+        super().__init__()
+        self.path = path
+        self._connections = connections
+        self._run = run
+        self._writer = connections.writer
+        self._identity = connections.identity
+        self._may_write = connections.may_write
+        self._schema = connections.schema
+        self._free_readers = list(connections.readers)
+        self._readers = connections.readers
+        self._trouble = ""
+        self._on_changes: Callable[[bytes], None] | None = None
+        self._write_turn = trio.Lock()
+        self._read_turns = trio.Semaphore(max(1, len(connections.readers)))
+        self._closed = False
+
+    @property
+    def mode(self) -> str:
+        return "none" if self.path == MEMORY else "file"
+
+    @property
+    def durability(self) -> str:
+        return "none" if self.path == MEMORY else "local"
+
+    @property
+    def place(self) -> str:
+        return self.path
+
+    @property
+    def schema(self) -> int:
+        return self._schema
+
+    @property
+    def may_write(self) -> bool:
+        return self._may_write
+
+    @property
+    def trouble(self) -> str:
+        return self._trouble
+
+    def record(self, hook: Callable[[bytes], None]) -> None:
+        """`hook(changes)` is called with what each transaction has changed (`store.changes`), right after it committed, in their order.
+
+        In the thread of the write, before anybody else writes: it only keeps what it is given.
+        """
+        self._on_changes = hook
+
+    async def _write(self, unit: Callable[[apsw.Connection], T], *, touches: bool = False) -> T:
         def work() -> tuple[T, bool]:
             with translated(self.path):
                 before = self._writer.total_changes()
-                with immediate(self._writer):
+                with self._recorded(), immediate(self._writer):
                     self._look_at_schema(self._writer)
                     if not self._may_write:
                         raise Unavailable(
@@ -166,7 +236,7 @@ class Store:
                         )
                     result = unit(self._writer)
                     self._check_identity()  # before the commit: a row written into a file that was moved away is a lost row
-                return result, changes or self._writer.total_changes() != before
+                return result, touches or self._writer.total_changes() != before
 
         async with self._write_turn:
             self._check_open()
@@ -182,8 +252,36 @@ class Store:
                 self._on_trouble("")
             return result
 
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Around one transaction."""
+        if self._on_changes is None:
+            yield
+            return
+        recording = changes.Recording(self._writer)
+        try:
+            yield
+            # After the commit: one that failed has changed nothing. Nobody else writes before the session is closed.
+            if made := recording.changes():
+                self._on_changes(made)
+        finally:
+            recording.close()
+
+    async def apply(self, changesets: Sequence[bytes]) -> None:
+        """Does to this copy what was recorded elsewhere, in one transaction, whatever epoch and schema it is of.
+
+        Raises Diverged, and then nothing was done; Unavailable.
+        """
+
+        def work() -> None:
+            with translated(self.path), immediate(self._writer):
+                changes.apply(self._writer, changesets)
+
+        async with self._write_turn:
+            self._check_open()
+            await self._run(work)
+
     async def read(self, unit: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs `unit(connection, ...)` in one read transaction: everything it reads is of one instant. Raises `Unavailable`."""
         if not self._readers:
             async with self._write_turn:
                 self._check_open()
@@ -197,7 +295,6 @@ class Store:
                 self._free_readers.append(reader)
 
     def close(self) -> None:
-        """Lets go of the file; later calls raise `Unavailable`. May be called twice. Blocks for a last wal_checkpoint."""
         if self._closed:
             return
         self._closed = True
@@ -303,7 +400,7 @@ def check_library(found: str) -> None:
         raise Invalid(f"SQLite {found} is too old for the store, {needed} or newer is needed: upgrade apsw", code="sqlite_too_old")
 
 
-def _open(path: str) -> _Connections:
+def _open(path: str, use: Use = Use.OWN) -> _Connections:
     check_library(apsw.sqlite_lib_version())
     if path == MEMORY:
         writer = _connect(path)
@@ -328,12 +425,12 @@ def _open(path: str) -> _Connections:
             create(Path(path))
             if (found := look(Path(path), BUSY_TIMEOUT_MS)) is not None:  # first of all: what is another's stays as it is
                 migrations.check_owner(found)
-            opened.append(_connect(path))
+            opened.append(_connect(path, use))
             migrations.migrate(opened[0])
             if migrations.may_write(opened[0]):
                 _prove_writable(opened[0])
             for _ in range(READERS):
-                opened.append(_connect(path))
+                opened.append(_connect(path, use))
                 opened[-1].pragma("query_only", 1)
                 migrations.version(opened[-1])
             return _Connections(opened[0], tuple(opened[1:]), path)
@@ -346,7 +443,7 @@ def _open(path: str) -> _Connections:
         raise
 
 
-def _connect(path: str) -> apsw.Connection:
+def _connect(path: str, use: Use = Use.OWN) -> apsw.Connection:
     connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE * (path == MEMORY))
     try:
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
@@ -358,7 +455,9 @@ def _connect(path: str) -> apsw.Connection:
                 f"storage unavailable: the file system of {path} does not allow a write-ahead log (SQLite stayed at {mode!r})",
                 code=STORAGE_UNAVAILABLE,
             )
-        connection.pragma("synchronous", "FULL")
+        connection.pragma("synchronous", "OFF" if use is Use.COPY else "FULL")
+        if use is Use.WORKING:
+            connection.pragma("wal_autocheckpoint", 0)
     except BaseException:
         connection.close()
         raise

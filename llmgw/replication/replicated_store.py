@@ -1,0 +1,339 @@
+"""The store of a cluster whose control planes are on different machines: one working file of the leader's, replicated as it is
+written, and on every control plane a copy of what is durable.
+
+Reads are of the copy, on the leader too: nothing is planned from, applied or shown before it is durable (control.md 3). Only the
+leader of a term writes. What a standby reads carries its age.
+
+    store = await ReplicatedStore.begin(machine, replica, data_dir, place, base)
+    await nursery.start(store.run)
+    await store.take_over(term, prove, publish)      # a leader's `warm`; `await store.end(fenced)` when the term is over
+    await store.follow(await leader.news(store.position))      # a standby, every second
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+import apsw
+import structlog
+import trio
+
+from llmgw.domain.errors import Invalid, LlmgwError, Unavailable
+from llmgw.domain.ids import ClusterId
+from llmgw.domain.ports import Machine
+from llmgw.lease.keeper import Term
+from llmgw.lease.rules import Desk
+from llmgw.protocol.waiting import wait_woken
+from llmgw.replication.durable import Durability, Sync
+from llmgw.replication.feed import Feed, News
+from llmgw.replication.term import TermStore
+from llmgw.store import meta
+from llmgw.store.connection import FileStore, Store, Use
+from llmgw.store.copies import NAME_BYTES, Copy, Position, write_whole
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Prove = Callable[[int], Awaitable[None]]
+Publish = Callable[[Desk], Awaitable[None]]
+
+COPIES: Final = "copies"  # in the data directory
+PROGRESS_S: Final = 1.0  # a restore that goes on asks for more time as often
+FINAL_S_MAX: Final = 2.0  # for what a leader that leaves has not yet seen to be durable
+NEWS_S_MAX: Final = 1.0  # a standby's question is answered by then, with or without news
+log = structlog.get_logger("llmgw.replication")
+
+
+class Replica(Protocol):
+    """The replica as a leader uses it: Litestream and the bucket, or what stands in for them."""
+
+    def prefix(self, epoch: int, tenure: str) -> str:
+        """The name of this term's own place in the replica; never used twice."""
+        ...
+
+    async def working_file(self, epoch: int, tenure: str) -> Path:
+        """Where this term's working file is to be, in a fresh folder of its own. Raises Unavailable."""
+        ...
+
+    async def restore(self, base: str, path: Path) -> None:
+        """What stands under the published `base` as a new file at `path`, checked; with "" the seed, or no file.
+
+        Raises Invalid, Unavailable.
+        """
+        ...
+
+    async def keep(self, path: Path, prefix: str, task_status: trio.TaskStatus[Sync]) -> None:
+        """Replicates the file until cancelled. Says started(sync) when it does. Raises Invalid, Unavailable."""
+        ...
+
+    async def clean_up(self, base: str, confirmed: Callable[[], bool]) -> None:
+        """Removes prefixes that nobody needs any more."""
+        ...
+
+
+class ReplicatedStore(Store):
+    """Built by `begin`; `run` is to run for as long as it is used."""
+
+    def __init__(self, machine: Machine, replica: Replica, copy: Copy, place: str) -> None:
+        super().__init__()
+        self._machine = machine
+        self._replica = replica
+        self._copy = copy
+        self._place = place
+        self._feed = Feed()
+        self._nursery: trio.Nursery | None = None
+        self._term: TermStore | None = None
+        self._keeping: _Keeping | None = None
+        self._closed = False
+
+    @classmethod
+    async def begin(cls, machine: Machine, replica: Replica, data_dir: Path, place: str, base: str) -> ReplicatedStore:
+        """Reads what is published under `base`: "" where nobody has led yet. Raises Invalid, Unavailable."""
+        fill = None if not base else await _restored(machine, replica, base, data_dir / COPIES)
+        return cls(machine, replica, await Copy.open(machine, data_dir / COPIES, fill), place)
+
+    # --- what every store offers
+
+    @property
+    def mode(self) -> str:
+        return "replicated"
+
+    @property
+    def durability(self) -> str:
+        return "replicated"
+
+    @property
+    def place(self) -> str:
+        return self._place
+
+    @property
+    def schema(self) -> int:
+        return self._copy.schema
+
+    @property
+    def may_write(self) -> bool:
+        return self._copy.may_write
+
+    @property
+    def trouble(self) -> str:
+        term = self._term
+        return "" if term is None else term.trouble or term.work.trouble
+
+    async def read(self, unit: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._copy.read(unit, *args, **kwargs)
+
+    async def read_newest(self, unit: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        term = self._term
+        if term is None:
+            return await self.read(unit, *args, **kwargs)
+        result = await term.work.read(unit, *args, **kwargs)
+        if term.pending:
+            await term.settle()
+        return result
+
+    async def _write(self, unit: Callable[[apsw.Connection], T], *, touches: bool = False) -> T:
+        term = self._term
+        if term is None:
+            raise Unavailable("this control plane does not lead: its copy of the store takes no writes", code="not_leader")
+        return await term.write(unit, touches=touches)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            if self._keeping is not None:
+                self._keeping.close()
+            self._copy.close()
+
+    # --- a leader's
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled; holds what a term needs."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def take_over(self, term: Term, prove: Prove, publish: Publish) -> None:
+        """The working file of this term: restored from the published base, replicated under a prefix of its own, published.
+
+        Raises StaleEpoch for an epoch met that is not below ours, Invalid and Unavailable in words for what a person repairs.
+        """
+        assert self._nursery is not None, "run() runs"
+        await self.end(fenced=True)  # of an epoch before, of the same holder
+        keeping = self._keeping = _Keeping()
+        record = term.record
+        path = await self._replica.working_file(term.epoch, record.tenure)
+        asking = trio.CancelScope()
+        self._nursery.start_soon(self._ask_for_time, term, asking)
+        try:
+            await self._replica.restore(record.base, path)
+        finally:
+            asking.cancel()
+        work = keeping.work = await Store.open(path, self._machine.run_sync, Use.WORKING)
+        await _check_cluster(work, record.cluster_id)
+        await work.claim_epoch(term.epoch, term.owner)
+        if (await meta.load(work)).cluster_id is None:
+            await meta.ensure_cluster_id(work, term.epoch, record.cluster_id)
+        prefix = self._replica.prefix(term.epoch, record.tenure)
+        sync = await self._nursery.start(keeping.replicate, self._replica, path, prefix)
+        durability = Durability(term.epoch, sync, prove)
+        await durability.acknowledge()
+        opened = TermStore(self._machine, term.epoch, work, self._copy, self._feed, durability.acknowledge, self._told)
+        await opened.begin()
+        # From here on the next leader begins with what this term has; before, with what it began with itself.
+        await publish(Desk(base=prefix))
+        self._nursery.start_soon(keeping.settle, opened)
+        self._term = opened
+        log.info("the store is replicated", epoch=term.epoch, prefix=prefix, base=record.base or "none")
+
+    async def end(self, fenced: bool) -> None:
+        """The term is over: nothing is written any more, and nothing replicated. `fenced`: at once."""
+        keeping, self._keeping = self._keeping, None
+        term, self._term = self._term, None
+        if keeping is None:
+            return
+        if not fenced and term is not None:
+            with trio.move_on_after(FINAL_S_MAX):
+                try:
+                    await term.settle()
+                except LlmgwError as err:
+                    log.warning("the last writes of this term are not known to be durable", pending=term.pending, why=err.message)
+        with trio.CancelScope(shield=True):  # a child that goes on would keep the folder
+            await keeping.end()
+
+    async def clean_up(self, base: str, confirmed: Callable[[], bool]) -> None:
+        """For a leader, once in a while."""
+        await self._replica.clean_up(base, confirmed)
+
+    @property
+    def position(self) -> Position:
+        return self._copy.position
+
+    @property
+    def pending(self) -> int:
+        """Writes of this term that are not known to be durable."""
+        return 0 if self._term is None else self._term.pending
+
+    def age_s(self) -> float | None:
+        """How old what is read here may be; 0 on a leader, None for a copy that an earlier process left."""
+        if self._term is not None:
+            return 0.0
+        as_of_s = self._copy.as_of_s
+        return None if as_of_s is None else self._machine.now_s() - as_of_s
+
+    async def news(self, position: Position) -> News:
+        """For a standby that has `position`; waits up to NEWS_S_MAX for something new. Raises Unavailable where nobody leads here."""
+        until_s = self._machine.now_s() + NEWS_S_MAX
+        while (term := self._term) is not None:
+            changed = self._feed.changed
+            changes = self._feed.after(position)
+            if changes is None:
+                async with term.turn:
+                    at, whole = await self._copy.dump()
+                return News(at, (), whole)
+            if changes or not await wait_woken(self._machine, changed, until_s):
+                return News(self._feed.position, changes)
+        raise Unavailable("this control plane does not lead", code="not_leader")
+
+    # --- a standby's
+
+    async def follow(self, news: News) -> bool:
+        """What a leader told. Returns whether anything is new. Raises Diverged, Invalid, Unavailable."""
+        if self._keeping is not None:
+            return False  # this one takes over: its own file is newer
+        if news.whole is not None:
+            await self._copy.replace(write_whole(news.whole), news.position)
+        elif news.changes:
+            await self._copy.apply(news.changes, news.position)
+        self._copy.as_of_s = self._machine.now_s()
+        return news.whole is not None or bool(news.changes)
+
+    async def restore_copy(self, base: str) -> None:
+        """While nobody leads: what is published. Raises Invalid, Unavailable."""
+        asked_s = self._machine.now_s()
+        fill = await _restored(self._machine, self._replica, base, self._copy.folder)
+        if self._keeping is None:
+            await self._copy.replace(fill, Position())
+            self._copy.as_of_s = asked_s
+
+    async def _ask_for_time(self, term: Term, scope: trio.CancelScope) -> None:
+        with scope:
+            while True:
+                term.progress()
+                await self._machine.sleep_until(self._machine.now_s() + PROGRESS_S)
+
+    def _told(self, trouble: str) -> None:
+        self._on_trouble(trouble)
+
+
+class _Keeping:
+    """What a term has running, for its end."""
+
+    def __init__(self) -> None:
+        self.work: FileStore | None = None
+        self._scopes: list[trio.CancelScope] = []
+        self._running = 0
+        self._over = False
+        self._ended = trio.Event()
+
+    async def replicate(self, replica: Replica, path: Path, prefix: str, task_status: trio.TaskStatus[Sync]) -> None:
+        with self._counted():
+            await replica.keep(path, prefix, task_status)
+
+    async def settle(self, term: TermStore) -> None:
+        with self._counted():
+            await term.run()
+
+    async def end(self) -> None:
+        """Returns when nothing of it runs any more and its file is closed."""
+        self._over = True
+        for scope in self._scopes:
+            scope.cancel()
+        while self._running:
+            await self._ended.wait()
+        self.close()
+
+    def close(self) -> None:
+        if self.work is not None:
+            self.work.close()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._running += 1
+        scope = trio.CancelScope()
+        self._scopes.append(scope)
+        if self._over:  # begins only now
+            scope.cancel()
+        try:
+            with scope:
+                yield
+        finally:
+            self._running -= 1
+            self._ended.set()
+            self._ended = trio.Event()
+
+
+async def _restored(machine: Machine, replica: Replica, base: str, folder: Path) -> Callable[[Path], None]:
+    """For a copy: what is published under `base`."""
+    await machine.run_sync(lambda: folder.mkdir(mode=0o700, parents=True, exist_ok=True))
+    path = folder / f"{machine.fresh_hex(NAME_BYTES)}.restored"
+    try:
+        await replica.restore(base, path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+    def take(into: Path) -> None:
+        path.rename(into)
+
+    return take
+
+
+async def _check_cluster(work: FileStore, cluster_id: ClusterId) -> None:
+    found = (await meta.load(work)).cluster_id
+    if found is not None and found != cluster_id:
+        raise Invalid(
+            f"the store is of cluster {found}, and the lease of {cluster_id}: they do not belong together", code="foreign_cluster"
+        )

@@ -1,0 +1,163 @@
+"""One term of a leader on a replicated store: its working file, what became of each write, and what is known to be durable.
+
+A write is committed to the working file at once and waits until it is durable; then the copy that everybody reads has it, and not
+before. One task makes them durable, so that writes that come together cost one upload. A write whose upload fails stays in the
+working file: a later one carries it along, or it ends with this term's prefix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import apsw
+import attrs
+import trio
+
+from llmgw.domain.errors import LlmgwError, StaleEpoch, Unavailable
+from llmgw.domain.files import STORAGE_UNAVAILABLE
+from llmgw.domain.ports import Machine
+from llmgw.protocol.waiting import wait_woken
+from llmgw.replication.feed import Feed
+from llmgw.store.changes import Diverged
+from llmgw.store.connection import RETRY_AFTER_S, FileStore
+from llmgw.store.copies import Copy, Position, copy_whole
+
+T = TypeVar("T")
+
+KEEP_UP_S: Final = 5.0  # what is pending is tried again as often (R-B44: Litestream by itself waits up to 5 min after an outage)
+
+
+@attrs.define(eq=False)
+class _Waiter:
+    """Somebody waits until what was written before is durable."""
+
+    done: trio.Event = attrs.Factory(trio.Event)
+    failed: LlmgwError | None = None
+
+
+class TermStore:
+    """`work` is open and recorded by nobody else; `acknowledge()` returns once all that was committed before the call is durable.
+
+    `told(trouble)` hears of each write that became durable ("") or did not.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        epoch: int,
+        work: FileStore,
+        copy: Copy,
+        feed: Feed,
+        acknowledge: Callable[[], Awaitable[None]],
+        told: Callable[[str], None],
+    ) -> None:
+        self._machine = machine
+        self._epoch = epoch
+        self.work = work
+        self._copy = copy
+        self._feed = feed
+        self._acknowledge = acknowledge
+        self._told = told
+        self._pending: deque[bytes] = deque()  # committed, not yet known to be durable, in their order
+        self._waiters: list[_Waiter] = []
+        self._wanted = trio.Event()
+        self.turn = trio.Lock()  # whoever changes or dumps the copy
+        self.trouble = ""  # why nothing becomes durable
+        work.record(self._pending.append)
+
+    @property
+    def pending(self) -> int:
+        """Writes that are committed here and not known to be durable."""
+        return len(self._pending)
+
+    async def write(self, unit: Callable[[apsw.Connection], T], *, touches: bool) -> T:
+        """Returns when it is durable. Raises what the unit raises, OutcomeUnknown, StaleEpoch; Unavailable where nothing was stored."""
+        if self.trouble and not touches:
+            raise Unavailable(
+                f"nothing was stored, the replica takes no writes: {self.trouble}", code=STORAGE_UNAVAILABLE, retry_after_s=RETRY_AFTER_S
+            )
+        result = await self.work._write(unit, touches=touches)
+        if touches or self._pending:  # what a unit has read may be pending though it wrote nothing
+            await self.settle()
+        return result
+
+    async def settle(self) -> None:
+        """Returns when everything that was committed before is durable and in the copy. Raises OutcomeUnknown, StaleEpoch."""
+        waiter = _Waiter()
+        self._waiters.append(waiter)
+        self._wanted.set()
+        await waiter.done.wait()
+        if waiter.failed is not None:
+            raise waiter.failed
+
+    async def run(self) -> None:
+        """Makes what is written durable, until cancelled; then nobody waits any more."""
+        try:
+            while True:
+                if not self._waiters:
+                    until_s = self._machine.now_s() + KEEP_UP_S if self._pending or self.trouble else float("inf")
+                    await self._wait(until_s)
+                self._wanted = trio.Event()
+                await self._settle_all()
+        finally:
+            self._let_go(Unavailable("this control plane does not lead any more; retry with the same key", code="outcome_unknown"))
+
+    async def begin(self) -> None:
+        """The copy becomes what the working file is, all of which is durable. Before anybody writes."""
+        async with self.turn:
+            await self._copy.replace(copy_whole(self.work.path), Position(self._epoch))
+            self._feed.begin(self._copy.position)
+
+    async def _wait(self, until_s: float) -> None:
+        if until_s == float("inf"):
+            await self._wanted.wait()
+        else:
+            await wait_woken(self._machine, self._wanted, until_s)
+
+    async def _settle_all(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        committed = len(self._pending)
+        failed: LlmgwError | None = None
+        try:
+            await self._acknowledge()
+        except (Unavailable, StaleEpoch) as err:
+            failed = err
+            self.trouble = err.message
+            self._told(err.message)
+        else:
+            await self._make_current(committed)
+            self.trouble = ""
+            self._told("")
+        finally:
+            for waiter in waiters:
+                waiter.failed = failed
+                waiter.done.set()
+
+    async def _make_current(self, committed: int) -> None:
+        async with self.turn:
+            changes = [self._pending[index] for index in range(committed)]
+            position = Position(self._epoch, self._feed.position.number + len(changes))
+            try:
+                await self._copy.apply(changes, position)
+            except Diverged:  # a fault of ours; the working file has the truth, and all of it up to here is durable or waits
+                await self._settle_whole(position)
+            for _ in changes:
+                self._pending.popleft()
+            self._feed.add(changes)
+
+    async def _settle_whole(self, position: Position) -> None:
+        await self._acknowledge()
+        await self._copy.replace(copy_whole(self.work.path), position)
+
+    def _let_go(self, err: LlmgwError) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.failed = err
+            waiter.done.set()
+
+    def close(self) -> None:
+        with contextlib.suppress(LlmgwError):
+            self.work.close()
