@@ -36,6 +36,7 @@ MAY_DO_IO = {
         "controller": "the nursery",
         "leadership": "waits until the lease has settled who leads",
         "peers": "a word to the other control planes every second",
+        "copy_follower": "asks the leader what is new in the store",
         "settings_poller": "looks at file and store every second",
         "restart": "looks whose turn it is every second",
         "sessions": "one task per agent, bounded outboxes",

@@ -20,11 +20,13 @@ from llmgw import __version__
 from llmgw.admin.auth import CALLER, HOP, Principal, caller
 from llmgw.admin.calls import Call, Reply
 from llmgw.admin.edge import CONTROL_PLANE
+from llmgw.admin.store_news import BYTES_MAX, decode_news
 from llmgw.control.peers import Presence
 from llmgw.domain.errors import Unavailable
 from llmgw.domain.usage import UsageBatch
 from llmgw.protocol.codec import unstructure
 from llmgw.store.admin_tokens import Role
+from llmgw.store.copies import News, Position
 
 WRONG_TOKEN: Final = (
     "the leader at {} refuses this control plane's own token: the control-token file beside the store was replaced; "
@@ -42,6 +44,8 @@ PRESENT_PATH: Final = "/api/v1/leader/standbys"
 RELEASED_PATH: Final = "/api/v1/leader/released"
 CHANGED_PATH: Final = "/api/v1/leader/changed"
 USAGE_PATH: Final = "/api/v1/leader/usage"
+NEWS_PATH: Final = "/api/v1/leader/store"
+NEWS_S: Final = 30.0  # a whole store over a slow link; news alone come within a second
 _CARRIED: Final = ("content-type", "idempotency-key", "if-match", "if-none-match", "x-request-id")
 _NOT_BACK: Final = frozenset(
     {CONTROL_PLANE, "connection", "content-length", "content-type", "date", "server", "transfer-encoding", "keep-alive"}
@@ -86,13 +90,17 @@ class PeerClient:
     async def give_usage(self, address: str, batch: UsageBatch) -> None:
         await self._tell(address, USAGE_PATH, unstructure(batch))
 
+    async def news(self, address: str, position: Position) -> News:
+        path = f"{NEWS_PATH}?epoch={position.epoch}&number={position.number}"
+        headers = {CALLER: caller(Principal(self._me(), Role.ADMIN))}
+        status, _, body = await self._ask(address, "GET", path, headers, b"", NEWS_S, BYTES_MAX)
+        _check(address, status, body)
+        return await trio.to_thread.run_sync(decode_news, body)
+
     async def _tell(self, address: str, path: str, value: dict[str, Any]) -> dict[str, Any]:
         headers = {"content-type": "application/json", CALLER: caller(Principal(self._me(), Role.ADMIN))}
         status, _, body = await self._ask(address, "POST", path, headers, json.dumps(value).encode(), CONNECT_S)
-        if status == 401:
-            raise Unavailable(WRONG_TOKEN.format(address), code="control_token")
-        if status >= 300:
-            raise Unavailable(f"{address} answered {status}: {body[:200].decode('utf-8', 'replace')}", code="peer")
+        _check(address, status, body)
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError):
@@ -100,7 +108,14 @@ class PeerClient:
         return answer if isinstance(answer, dict) else {}
 
     async def _ask(
-        self, address: str, method: str, target: str, headers: Mapping[str, str], body: bytes, deadline_s: float
+        self,
+        address: str,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        deadline_s: float,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
     ) -> tuple[int, dict[str, str], bytes]:
         where = urlsplit(address)
         sent = [("host", where.netloc), ("connection", "close"), ("user-agent", f"llmgw/{__version__}"), *headers.items()]
@@ -109,7 +124,8 @@ class PeerClient:
             with trio.fail_after(deadline_s):
                 stream = await self._connect(where.hostname or "", where.port, where.scheme == "https")
                 async with stream:
-                    status, answered, data = await _exchange(stream, h11.Request(method=method, target=target, headers=sent), body)
+                    asked = h11.Request(method=method, target=target, headers=sent)
+                    status, answered, data = await _exchange(stream, asked, body, answer_bytes_max)
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, h11.ProtocolError, ssl.SSLError) as err:
             raise Unavailable(f"the control plane at {address} did not answer", code="leader_unreachable", retry_after_s=1.0) from err
         if CONTROL_PLANE not in answered:  # a router's 404, say, must not pass for the leader's
@@ -125,8 +141,16 @@ class PeerClient:
         return secured
 
 
+def _check(address: str, status: int, body: bytes) -> None:
+    """Raises Unavailable for an answer that is none."""
+    if status == 401:
+        raise Unavailable(WRONG_TOKEN.format(address), code="control_token")
+    if status >= 300:
+        raise Unavailable(f"{address} answered {status}: {body[:200].decode('utf-8', 'replace')}", code="peer")
+
+
 async def _exchange(
-    stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], asked: h11.Request, body: bytes
+    stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], asked: h11.Request, body: bytes, answer_bytes_max: int
 ) -> tuple[int, dict[str, str], bytes]:
     connection = h11.Connection(h11.CLIENT)
     out = (connection.send(asked) or b"") + (connection.send(h11.Data(data=body)) or b"") + (connection.send(h11.EndOfMessage()) or b"")
@@ -141,7 +165,7 @@ async def _exchange(
             headers = {name.decode("latin1"): value.decode("latin1") for name, value in event.headers}
         elif isinstance(event, h11.Data):
             answer += event.data
-            if len(answer) > ANSWER_BYTES_MAX:
+            if len(answer) > answer_bytes_max:
                 raise h11.RemoteProtocolError("the answer is too large")
         elif isinstance(event, h11.EndOfMessage):
             return status, headers, bytes(answer)

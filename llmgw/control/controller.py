@@ -1,7 +1,7 @@
 """The control plane in one nursery: its owners, built once, and the tasks that it supervises.
 
 The nursery's tasks are the design: leadership, settings poller, roll-out, events (the store's writer), publisher, reconciler,
-engine watch, peers, usage, store follower, disk watch, store watch, housekeeping.
+engine watch, peers, usage, store follower, copy follower, disk watch, store watch, housekeeping.
 All run on every control plane; those that act ask at each step whether it
 leads. A crash of leadership or of the store's writer ends the process; the others are started again, three times in a minute.
 Sessions and the admin API are served by `wiring` beside it and call the owners here.
@@ -22,6 +22,7 @@ from llmgw import __version__
 from llmgw.control.attention import Attention
 from llmgw.control.catalog import LiveCatalog, Models
 from llmgw.control.commands import Commands
+from llmgw.control.copy_follower import CopyFollower
 from llmgw.control.endpoint_list import Made, build_list
 from llmgw.control.engine_watch import watch_engines
 from llmgw.control.event_log import EventLog
@@ -70,6 +71,7 @@ from llmgw.store import usage as usage_rows
 from llmgw.store.admin_tokens import AdminToken
 from llmgw.store.audit import CLUSTER, Origin
 from llmgw.store.connection import Store
+from llmgw.store.copies import CopiedStore
 
 STORE_LOOK_S: Final = 5.0  # how late the end of a full disk is noticed; the look costs a page of writing while it lasts
 HOUSEKEEPING_S: Final = 3600.0  # retention is counted in days
@@ -198,7 +200,7 @@ class Controller:
         self.leadership = Leadership(
             machine,
             candidacy,
-            raise_epoch=store.claim_epoch,
+            begin=store.lead,
             heard=lambda: self.inventory.heard_and_counted(self.settings.reconcile.node_lost_after_s),
             outage=self._outage,
         )
@@ -296,6 +298,11 @@ class Controller:
             restart=restart,
             changed=self._tell_others,
             alone=bool(file) or link is None,
+        )
+        self._copy_follower = (
+            CopyFollower(machine, self.leadership, self.peers, peer_link, store, self.look_at_store)
+            if isinstance(store, CopiedStore)
+            else None
         )
         self.leadership.on_lead(self._reload)
         self.leadership.on_end(self._end_term)
@@ -485,6 +492,8 @@ class Controller:
             nursery.start_soon(keep_running, self.machine, "settings poller", self.settings_poller.run)
             nursery.start_soon(keep_running, self.machine, "roll-out", self.rollouts.run)
             nursery.start_soon(keep_running, self.machine, "store follower", self._follow_store)
+            if self._copy_follower is not None:
+                nursery.start_soon(keep_running, self.machine, "copy follower", self._copy_follower.run)
             nursery.start_soon(keep_running, self.machine, "disk watch", self._watch_disk)
             nursery.start_soon(keep_running, self.machine, "housekeeping", self._keep_house)
             nursery.start_soon(keep_running, self.machine, "store watch", self._watch_store)
@@ -582,6 +591,8 @@ class Controller:
                 await usage_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.usage.keep_months * MONTH_S)
                 if ended := self.inventory.ended_drains():
                     await drains.remove(self.store, self._epoch(), ended)
+                if isinstance(self.store, CopiedStore) and (record := self.leadership.record) is not None:
+                    await self.store.clean_up(record.base, lambda: self.leadership.confirmed(self.machine.now_s()))
             except (Unavailable, StaleEpoch) as err:
                 if err.code != STORAGE_UNAVAILABLE:  # that is told as an outage
                     log.warning("old rows could not be removed; tried again later", why=str(err))
@@ -629,6 +640,7 @@ class Controller:
         self.reconciler.end_term()
         if not fenced:
             await self.events.flush()
+        await self.store.end_lead(fenced)
 
     def _presence(self) -> Presence:
         heard, _ = self.inventory.heard_and_counted(self.settings.reconcile.node_lost_after_s)

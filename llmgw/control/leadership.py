@@ -22,10 +22,11 @@ from llmgw.lease import rules
 from llmgw.lease.keeper import LeaseKeeper, Term
 from llmgw.lease.outage import Outage
 from llmgw.lease.record import LeaseRecord
-from llmgw.lease.rules import Candidate, PeerView, Phase, Rules
+from llmgw.lease.rules import Candidate, Desk, PeerView, Phase, Rules
 from llmgw.lease.sole import SoleStore
 from llmgw.lease.store import HolderLock, LeaseStore, NoLock
 from llmgw.lease.timings import LeaseTimings
+from llmgw.store.connection import Claim
 
 OnLead = Callable[[int], Awaitable[None]]
 OnEnd = Callable[[bool], Awaitable[None]]
@@ -52,7 +53,7 @@ class Candidacy:
 
 
 class Leadership:
-    """`raise_epoch(epoch, owner)` writes a new epoch where store writes check it, before it is used; raises StaleEpoch.
+    """`begin(claim)` makes the store ready to be written under a new epoch, before it is used; raises StaleEpoch.
 
     `heard()` returns (nodes heard, nodes that count), for the powers of an unconfirmed claim. `outage` tells of a lease's store
     that does not answer.
@@ -62,11 +63,11 @@ class Leadership:
         self,
         machine: Machine,
         candidacy: Candidacy,
-        raise_epoch: Callable[[int, OwnerId], Awaitable[None]],
+        begin: Callable[[Claim], Awaitable[None]],
         heard: Callable[[], tuple[int, int]],
         outage: Outage | None = None,
     ) -> None:
-        self._raise_epoch = raise_epoch
+        self._begin = begin
         self._heard = heard
         self._on_lead: list[OnLead] = []
         self._on_end: list[OnEnd] = []
@@ -202,9 +203,17 @@ class Leadership:
 
     async def warm(self, term: Term) -> None:
         """The keeper calls this when the lease is taken: everything that the first plan needs."""
-        await self._raise_epoch(term.epoch, term.owner)
+        record = term.record
+        await self._begin(
+            Claim(
+                record.cluster_id, record.epoch, record.owner, record.tenure, record.base, term.progress, self._keeper.prove, self._publish
+            )
+        )
         for hook in self._on_lead:
             await hook(term.epoch)
+
+    async def _publish(self, base: str) -> None:
+        await self._keeper.publish(Desk(base=base))
 
     async def end(self, term: Term, fenced: bool) -> None:
         """The keeper calls this when a term is over, before anything is released."""

@@ -20,6 +20,7 @@ from llmgw.domain.ports import Machine
 from llmgw.domain.settings_version import PlaneSettings
 from llmgw.domain.usage import UsageBatch
 from llmgw.lease.rules import PeerView
+from llmgw.store.copies import News, Position
 
 PRESENT_S: Final = 1.0  # between a standby's words to the leader
 PRESENT_DEADLINE_S: Final = 2.0
@@ -62,6 +63,10 @@ class PeerLink(Protocol):
         """Returns once that one, the leader, has stored it."""
         ...
 
+    async def news(self, address: str, position: Position) -> News:
+        """What is new in a replicated store since `position`; that one waits a moment for something."""
+        ...
+
 
 class NoPeers:
     """For a control plane that is alone by definition."""
@@ -76,6 +81,9 @@ class NoPeers:
         return None
 
     async def give_usage(self, address: str, batch: UsageBatch) -> None:
+        raise Unavailable("there is no other control plane", code="not_leader")
+
+    async def news(self, address: str, position: Position) -> News:
         raise Unavailable("there is no other control plane", code="not_leader")
 
 

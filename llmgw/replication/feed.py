@@ -9,21 +9,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
 import trio
 
 from llmgw.store.copies import Position
 
 BYTES_MAX: Final = 8 * 1024 * 1024  # chosen: a standby asks every second; who is farther behind than this gets the whole
-
-
-@attrs.frozen
-class News:
-    """What leads from somebody's position to `position`: `whole`, a whole file, where it is given, and then `changes` in their order."""
-
-    position: Position
-    changes: tuple[bytes, ...] = ()
-    whole: bytes | None = attrs.field(default=None, repr=False)
 
 
 class Feed:

@@ -6,14 +6,14 @@ leader of a term writes. What a standby reads carries its age.
 
     store = await ReplicatedStore.begin(machine, replica, data_dir, place, base)
     await nursery.start(store.run)
-    await store.take_over(term, prove, publish)      # a leader's `warm`; `await store.end(fenced)` when the term is over
+    await store.lead(claim)      # a leader gets ready; `await store.end_lead(fenced)` when its term is over
     await store.follow(await leader.news(store.position))      # a standby, every second
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -24,26 +24,26 @@ import trio
 from llmgw.domain.errors import Invalid, LlmgwError, Unavailable
 from llmgw.domain.ids import ClusterId
 from llmgw.domain.ports import Machine
-from llmgw.lease.keeper import Term
-from llmgw.lease.rules import Desk
 from llmgw.protocol.waiting import wait_woken
 from llmgw.replication.durable import Durability, Sync
-from llmgw.replication.feed import Feed, News
+from llmgw.replication.feed import Feed
 from llmgw.replication.term import TermStore
 from llmgw.store import meta
-from llmgw.store.connection import FileStore, Store, Use
-from llmgw.store.copies import NAME_BYTES, Copy, Position, write_whole
+from llmgw.store.connection import Claim, FileStore, Store, Use
+from llmgw.store.copies import NAME_BYTES, SUFFIX, CopiedStore, Copy, News, Position, write_whole
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Prove = Callable[[int], Awaitable[None]]
-Publish = Callable[[Desk], Awaitable[None]]
 
 COPIES: Final = "copies"  # in the data directory
-PROGRESS_S: Final = 1.0  # a restore that goes on asks for more time as often
 FINAL_S_MAX: Final = 2.0  # for what a leader that leaves has not yet seen to be durable
 NEWS_S_MAX: Final = 1.0  # a standby's question is answered by then, with or without news
 log = structlog.get_logger("llmgw.replication")
+
+
+def has_copy(data_dir: Path) -> bool:
+    """Has an earlier process left a copy here?"""
+    return any((data_dir / COPIES).glob(f"*{SUFFIX}"))
 
 
 class Replica(Protocol):
@@ -57,10 +57,10 @@ class Replica(Protocol):
         """Where this term's working file is to be, in a fresh folder of its own. Raises Unavailable."""
         ...
 
-    async def restore(self, base: str, path: Path) -> None:
+    async def restore(self, base: str, path: Path, progress: Callable[[], None]) -> None:
         """What stands under the published `base` as a new file at `path`, checked; with "" the seed, or no file.
 
-        Raises Invalid, Unavailable.
+        `progress()` is called for as long as it comes on. Raises Invalid, Unavailable.
         """
         ...
 
@@ -73,7 +73,7 @@ class Replica(Protocol):
         ...
 
 
-class ReplicatedStore(Store):
+class ReplicatedStore(CopiedStore):
     """Built by `begin`; `run` is to run for as long as it is used."""
 
     def __init__(self, machine: Machine, replica: Replica, copy: Copy, place: str) -> None:
@@ -155,40 +155,34 @@ class ReplicatedStore(Store):
             task_status.started()
             await trio.sleep_forever()
 
-    async def take_over(self, term: Term, prove: Prove, publish: Publish) -> None:
+    async def lead(self, claim: Claim) -> None:
         """The working file of this term: restored from the published base, replicated under a prefix of its own, published.
 
         Raises StaleEpoch for an epoch met that is not below ours, Invalid and Unavailable in words for what a person repairs.
         """
         assert self._nursery is not None, "run() runs"
-        await self.end(fenced=True)  # of an epoch before, of the same holder
+        await self.end_lead(fenced=True)  # of an epoch before, of the same holder
         keeping = self._keeping = _Keeping()
-        record = term.record
-        path = await self._replica.working_file(term.epoch, record.tenure)
-        asking = trio.CancelScope()
-        self._nursery.start_soon(self._ask_for_time, term, asking)
-        try:
-            await self._replica.restore(record.base, path)
-        finally:
-            asking.cancel()
+        path = await self._replica.working_file(claim.epoch, claim.tenure)
+        await self._replica.restore(claim.base, path, claim.progress)
         work = keeping.work = await Store.open(path, self._machine.run_sync, Use.WORKING)
-        await _check_cluster(work, record.cluster_id)
-        await work.claim_epoch(term.epoch, term.owner)
+        await _check_cluster(work, claim.cluster_id)
+        await work.claim_epoch(claim.epoch, claim.owner)
         if (await meta.load(work)).cluster_id is None:
-            await meta.ensure_cluster_id(work, term.epoch, record.cluster_id)
-        prefix = self._replica.prefix(term.epoch, record.tenure)
+            await meta.ensure_cluster_id(work, claim.epoch, claim.cluster_id)
+        prefix = self._replica.prefix(claim.epoch, claim.tenure)
         sync = await self._nursery.start(keeping.replicate, self._replica, path, prefix)
-        durability = Durability(term.epoch, sync, prove)
+        durability = Durability(claim.epoch, sync, claim.prove)
         await durability.acknowledge()
-        opened = TermStore(self._machine, term.epoch, work, self._copy, self._feed, durability.acknowledge, self._told)
+        opened = TermStore(self._machine, claim.epoch, work, self._copy, self._feed, durability.acknowledge, self._told)
         await opened.begin()
         # From here on the next leader begins with what this term has; before, with what it began with itself.
-        await publish(Desk(base=prefix))
+        await claim.publish(prefix)
         self._nursery.start_soon(keeping.settle, opened)
         self._term = opened
-        log.info("the store is replicated", epoch=term.epoch, prefix=prefix, base=record.base or "none")
+        log.info("the store is replicated", epoch=claim.epoch, prefix=prefix, base=claim.base or "none")
 
-    async def end(self, fenced: bool) -> None:
+    async def end_lead(self, fenced: bool) -> None:
         """The term is over: nothing is written any more, and nothing replicated. `fenced`: at once."""
         keeping, self._keeping = self._keeping, None
         term, self._term = self._term, None
@@ -258,12 +252,6 @@ class ReplicatedStore(Store):
             await self._copy.replace(fill, Position())
             self._copy.as_of_s = asked_s
 
-    async def _ask_for_time(self, term: Term, scope: trio.CancelScope) -> None:
-        with scope:
-            while True:
-                term.progress()
-                await self._machine.sleep_until(self._machine.now_s() + PROGRESS_S)
-
     def _told(self, trouble: str) -> None:
         self._on_trouble(trouble)
 
@@ -320,7 +308,7 @@ async def _restored(machine: Machine, replica: Replica, base: str, folder: Path)
     await machine.run_sync(lambda: folder.mkdir(mode=0o700, parents=True, exist_ok=True))
     path = folder / f"{machine.fresh_hex(NAME_BYTES)}.restored"
     try:
-        await replica.restore(base, path)
+        await replica.restore(base, path, lambda: None)
     except BaseException:
         path.unlink(missing_ok=True)
         raise

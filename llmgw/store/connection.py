@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import apsw
+import attrs
 import trio
 
 from llmgw.domain.errors import Broken, Invalid, StaleEpoch, Unavailable
 from llmgw.domain.files import STORAGE_UNAVAILABLE
+from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.settings.database_file import create, look, transaction, turn_log_on
 from llmgw.settings.filesystem import network_file_system
 from llmgw.store import changes, migrations
@@ -41,6 +43,37 @@ class Use(enum.Enum):
     OWN = "own"  # the truth: synced, its log carried over by SQLite
     WORKING = "working"  # replicated by Litestream, which carries the log over (control.md 3)
     COPY = "copy"  # can be made anew at any time: not synced
+
+
+def _nothing() -> None:
+    return None
+
+
+async def _proven(epoch: int) -> None:
+    return None
+
+
+async def _published(base: str) -> None:
+    return None
+
+
+@attrs.frozen
+class Claim:
+    """A leader's claim, as the lease gives it: under it, and under no lower epoch, is written.
+
+    `base` is what the last leader has published, "" where none has. `progress()` asks for more time to get ready;
+    `prove(epoch)` returns once a look at the lease that began after the call has shown it to be this one's, and raises
+    StaleEpoch, Unavailable; `publish(base)` returns once the lease names a new base, and raises Unavailable.
+    """
+
+    cluster_id: ClusterId
+    epoch: int
+    owner: OwnerId
+    tenure: str = ""
+    base: str = ""
+    progress: Callable[[], None] = attrs.field(default=_nothing, eq=False, repr=False)
+    prove: Callable[[int], Awaitable[None]] = attrs.field(default=_proven, eq=False, repr=False)
+    publish: Callable[[str], Awaitable[None]] = attrs.field(default=_published, eq=False, repr=False)
 
 
 class StoreBusy(Unavailable):
@@ -140,6 +173,18 @@ class Store:
             return unit(connection, epoch, *args, **kwargs)
 
         return await self._write(checked)
+
+    async def lead(self, claim: Claim) -> None:
+        """Gets ready to be written under `claim`. Raises StaleEpoch where an epoch as high was met, Invalid, Unavailable."""
+        await self.claim_epoch(claim.epoch, claim.owner)
+
+    async def end_lead(self, fenced: bool) -> None:
+        """The claim is over. `fenced`: somebody else leads already."""
+        return
+
+    def age_s(self) -> float | None:
+        """How old what is read here may be; None where that is not known. A file of this machine is read as it is."""
+        return 0.0
 
     async def claim_epoch(self, epoch: int, owner: str) -> None:
         """`owner` begins to lead under `epoch`: from now on lower ones are refused. Raises StaleEpoch where one as high was met.

@@ -37,6 +37,40 @@ class Position:
     number: int = 0
 
 
+@attrs.frozen
+class News:
+    """What leads from somebody's position to `position`: `whole`, a whole file, where it is given, and then `changes` in their order."""
+
+    position: Position
+    changes: tuple[bytes, ...] = ()
+    whole: bytes | None = attrs.field(default=None, repr=False)
+
+
+class CopiedStore(Store):
+    """A store that is read as a copy, which standbys follow."""
+
+    @property
+    def position(self) -> Position:
+        """What the copy here has."""
+        raise NotImplementedError
+
+    async def news(self, position: Position) -> News:
+        """On a leader, for a standby that has `position`; waits a moment for something new. Raises Unavailable where nobody leads here."""
+        raise NotImplementedError
+
+    async def follow(self, news: News) -> bool:
+        """On a standby, what a leader told. Is anything new? Raises Diverged, Invalid, Unavailable."""
+        raise NotImplementedError
+
+    async def restore_copy(self, base: str) -> None:
+        """While no leader tells anything: what is published under `base`. Raises Invalid, Unavailable."""
+        raise NotImplementedError
+
+    async def clean_up(self, base: str, confirmed: Callable[[], bool]) -> None:
+        """For a leader, once in a while: what nobody will restore from any more goes. Raises Unavailable."""
+        raise NotImplementedError
+
+
 class _Held:
     """A file that is read: closed once it is out of use and the last reader has gone."""
 

@@ -27,7 +27,7 @@ async def trim(store: Store, epoch: int, now_wall_s: float, kept_min: int = KEPT
 
 async def find(store: Store, key: str, request: str = "") -> Any | None:
     """The answer given under `key`, or None. Raises Conflict as `recall` does."""
-    return await store.read(recall, key, request)
+    return await store.read_newest(recall, key, request)
 
 
 async def keep(store: Store, epoch: int, key: str, request: str, answer: Any, at_wall_s: float) -> None:

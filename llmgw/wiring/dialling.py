@@ -23,9 +23,9 @@ Dial = Callable[[str], AbstractAsyncContextManager[Channel]]
 
 
 def default_token_file(settings: Settings) -> Path:
-    """Where this machine's control plane keeps the token for agents: beside the store's file, else in its data directory."""
+    """Where this machine's control plane keeps the token for agents: beside a store's file that it shares, else in its data directory."""
     folder = Path(settings.server.data_dir).expanduser()
-    if settings.store is not None and settings.store.path:
+    if settings.store is not None and settings.store.path and not settings.store.replica:
         folder = (folder / settings.store.path).parent
     return folder / AGENT_TOKEN_FILE
 

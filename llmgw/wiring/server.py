@@ -20,7 +20,6 @@ import attrs
 import structlog
 import trio
 
-from llmgw import __version__
 from llmgw.admin.app import make_app
 from llmgw.admin.auth import AdminAuth, hash_token
 from llmgw.admin.peer_client import PeerClient
@@ -30,25 +29,19 @@ from llmgw.admin.sign_in import SignIn
 from llmgw.agent.checkpoints import size_bytes
 from llmgw.control import settings_boot
 from llmgw.control.controller import Controller, Objects, first_token
-from llmgw.control.leadership import Candidacy
 from llmgw.control.settings_boot import Boot
 from llmgw.control.settings_in_force import SettingsInForce
 from llmgw.control.settings_poller import boot
 from llmgw.control.supervision import keep_running
-from llmgw.domain.errors import EXIT_OK, Conflict, Invalid, StaleEpoch
-from llmgw.domain.ids import OWNER_RANDOM_BYTES, ClusterId, OwnerId, owner_id
+from llmgw.domain.errors import EXIT_OK, Conflict, Invalid
+from llmgw.domain.ids import OWNER_RANDOM_BYTES, OwnerId, owner_id
 from llmgw.domain.ports import Machine
-from llmgw.lease.file import LEASE_FILE, LOCK_FILE, FileLeases, FileLock, boot_id
-from llmgw.lease.rules import Candidate
-from llmgw.lease.timings import LeaseTimings
 from llmgw.router.listener import public_tls, serve
 from llmgw.router.router import Router
 from llmgw.router.usage_keeper import USAGE_FILE, UsageKeeper
 from llmgw.settings.load import Loaded, Role, load_bytes
-from llmgw.settings.schema import LeaseSettings, Settings
+from llmgw.settings.schema import Settings
 from llmgw.settings.secrets import resolve
-from llmgw.store import meta, migrations
-from llmgw.store.connection import Store, StoreBusy
 from llmgw.wiring.access_log_writer import LogWriter
 from llmgw.wiring.data_dir import claim
 from llmgw.wiring.dialling import trusting
@@ -60,13 +53,12 @@ from llmgw.wiring.notify import Notifier, take_notifier
 from llmgw.wiring.router import make_router, router_tls
 from llmgw.wiring.runs import allow_descriptors, run_role
 from llmgw.wiring.signals import wait_for_stop
+from llmgw.wiring.stores import open_store
 from llmgw.wiring.tokens import ensure_token
 
-PRIVATE_STORE: Final = "state.db"  # without [store]: nodes, events and holds of this control plane alone
 CONTROL_TOKEN_FILE: Final = "control-token"  # beside the store: what its control planes have for each other
 ADMIN_TOKEN_FILE: Final = "admin-token"
 AGENT_TOKEN_FILE: Final = "agent-token"
-CLUSTER_ID_BYTES: Final = 8
 LET_IN_S: Final = 5.0  # chosen: agents are back a second or two after a start; who is not by then is not waited for
 LET_IN_LOOK_S: Final = 0.05
 STOP_MARGIN_S: Final = 2.0  # beyond the router's drain_s: then whatever is left is cut
@@ -195,12 +187,6 @@ async def run_control_plane(
     data_dir = settings.server.data_path
     with ExitStack() as held:
         held.enter_context(claim(data_dir))
-        store_path = settings.store_path
-        if settings.store is not None and settings.store.replica:
-            raise Invalid(
-                "store.replica: a replicated store is not part of this build; leave it empty for one machine", param="store.replica"
-            )
-        path = store_path or data_dir / PRIVATE_STORE
         # Ports first: a taken one must not leave a new epoch behind.
         admin_sockets = bind_admin(settings.server.admin_listen)
         for one in admin_sockets:
@@ -209,11 +195,8 @@ async def run_control_plane(
         admin_tls = public_tls(settings.tls.certificate, settings.tls.key) if settings.tls.certificate else None
         admin_url = f"{'https' if admin_tls else 'http'}://{_shown(admin_sockets[0])}"
 
-        store = await _open_store(machine, path)
-        held.callback(store.close)
-        facts = await meta.load(store)
-        cluster_id = await _cluster_id(store, facts, f"c-{machine.fresh_hex(CLUSTER_ID_BYTES)}")
-        shared = store_path is not None
+        opened = await open_store(machine, settings, held)
+        store, cluster_id, shared = opened.store, opened.cluster_id, not opened.alone
         file = "" if shared else str(loaded.path or loaded.source)
         begun = Boot() if file else await boot(machine, store, data_dir, loaded)
         in_force = SettingsInForce(
@@ -228,24 +211,16 @@ async def run_control_plane(
             log.error("a settings version is not taken here; an earlier one is in force", version=begun.refused, why=begun.why)
         booting(machine, data_dir, in_force.started_with)
         settings = in_force.settings
-        if shared and (data_dir / PRIVATE_STORE).exists():
-            log.warning("there is a store of a time without [store], which is not read any more", file=str(data_dir / PRIVATE_STORE))
         owner = OwnerId(owner_id(settings.server.name or socket.gethostname().partition(".")[0], machine.fresh_hex(OWNER_RANDOM_BYTES)))
         address = settings.server.advertise.rstrip("/") or admin_url
         admin_token = ensure_token(machine, data_dir / ADMIN_TOKEN_FILE, "the admin token")
-        agent_token_file = path.with_name(AGENT_TOKEN_FILE) if shared else data_dir / AGENT_TOKEN_FILE
+        agent_token_file = opened.tokens / AGENT_TOKEN_FILE
         agent_token = ensure_token(machine, agent_token_file, "the agents' token")
-        control_token_file = path.with_name(CONTROL_TOKEN_FILE)
+        control_token_file = opened.tokens / CONTROL_TOKEN_FILE
         control_token = ensure_token(machine, control_token_file, "the control planes' token") if shared else ""
         _check_apart({data_dir / ADMIN_TOKEN_FILE: admin_token, agent_token_file: agent_token, control_token_file: control_token})
         peers = PeerClient(lambda: control_token, lambda: controller.leadership.owner, partial(_peers_tls, settings)) if shared else None
-        candidacy = Candidacy.sole(cluster_id, owner, data_dir, facts.epoch)
-        if shared:
-            new = facts.cluster_id is None
-            me = Candidate(cluster_id, owner, boot_id(), address, __version__, migrations.SCHEMA, one_machine=True, store_is_new=new)
-            candidacy, leases = file_candidacy(machine, path, data_dir, me, settings.lease, facts.epoch)
-            held.callback(leases.close)
-            await leases.check()
+        candidacy = await opened.compete(owner, address, settings.lease)
         controller = Controller(
             machine,
             store,
@@ -278,6 +253,8 @@ async def run_control_plane(
                 nursery.start_soon(writer.run, machine)
                 usage = await _account(machine, controller, router, data_dir / USAGE_FILE)
                 nursery.start_soon(keep_running, machine, "router's usage", usage.run)
+            if opened.run is not None:
+                await nursery.start(opened.run)
             await nursery.start(controller.run)
             metrics_token = resolve(settings.metrics.token, "metrics.token") if settings.metrics.token else ""
             # Browsers keep cookies per host: two clusters on one machine, and two control planes of one, have each its own.
@@ -323,7 +300,7 @@ async def run_control_plane(
                 admin=admin_url,
                 router=listening or "none",
                 cluster=cluster_id,
-                store=str(path),
+                store=store.place,
                 role=controller.leadership.role(machine.now_s()).value,
             )
             ready(running)
@@ -363,44 +340,6 @@ async def _let_in(machine: Machine, controller: Controller, begin: trio.Event) -
         await machine.sleep_until(machine.now_s() + LET_IN_LOOK_S)
     controller.publisher.publish_now()
     begin.set()
-
-
-async def _open_store(machine: Machine, path: Path) -> Store:
-    """Waits for a store that another process keeps locked. Raises what `Store.open` raises for all that a person must repair."""
-    told = False
-    while True:
-        try:
-            store = await Store.open(path, machine.run_sync)
-        except StoreBusy as err:
-            if not told:
-                log.warning("the store cannot be opened yet; waiting for it", why=err.message)
-            told = True
-        else:
-            if told:
-                log.info("the store can be opened", file=str(path))
-            return store
-
-
-async def _cluster_id(store: Store, facts: meta.Meta, fresh: str) -> ClusterId:
-    """The store's, made when it has none. Another control plane that starts at the same instant may make it, and lead, meanwhile."""
-    while facts.cluster_id is None:
-        with contextlib.suppress(StaleEpoch):
-            await meta.ensure_cluster_id(store, facts.epoch, fresh)
-        facts = await meta.load(store)
-    return facts.cluster_id
-
-
-def file_candidacy(
-    machine: Machine, store: Path, data_dir: Path, me: Candidate, lease: LeaseSettings, known_epoch: int
-) -> tuple[Candidacy, FileLeases]:
-    """With what control planes of one machine compete for the lease beside their store; the caller closes the second.
-
-    Raises Invalid for timings that do not fit together, and for a network file system.
-    """
-    leases = FileLeases(machine, store.with_name(LEASE_FILE))
-    timings = LeaseTimings.of(lease.ttl_s, lease.renew_s, lease.poll_s)
-    lock = FileLock(machine, store.with_name(LOCK_FILE))
-    return Candidacy(me, leases, data_dir, lock, timings, str(leases.file.path), known_epoch), leases
 
 
 def _check_apart(tokens: Mapping[Path, str]) -> None:

@@ -155,16 +155,16 @@ def knows_one_key_less() -> None:
 
 def dies_starting() -> None:
     """A version that loads, and ends the process that starts with it."""
-    from llmgw.wiring import server
+    from llmgw.wiring import stores
 
-    make = server.file_candidacy
+    make = stores.file_candidacy
 
     def dying(machine: Any, store: Any, data_dir: Any, me: Any, lease: Any, known_epoch: int) -> Any:
         if lease.poll_s == POLL_STARTING_S:
             raise RuntimeError("this version does not start")
         return make(machine, store, data_dir, me, lease, known_epoch)
 
-    server.file_candidacy = dying
+    stores.file_candidacy = dying
 
 
 def dies_leading() -> None:

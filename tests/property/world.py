@@ -54,6 +54,7 @@ from llmgw.sim.router import SimRouter
 from llmgw.store import settings as settings_rows
 from llmgw.store.audit import Origin
 from llmgw.store.connection import MEMORY, Store
+from llmgw.store.copies import News, Position
 
 CLUSTER = ClusterId("c1")
 LOOK_S = 0.5  # between two looks at every claim and every node
@@ -430,6 +431,9 @@ class _Peers:
 
     async def give_usage(self, address: str, batch: UsageBatch) -> None:
         await (await self._reach(address)).usage.take(batch)
+
+    async def news(self, address: str, position: Position) -> News:
+        raise Unavailable("the store is a file here", code="not_replicated")
 
 
 @attrs.frozen

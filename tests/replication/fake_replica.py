@@ -30,7 +30,7 @@ class FakeReplica:
         folder.mkdir()
         return folder / "llmgw.db"
 
-    async def restore(self, base: str, path: Path) -> None:
+    async def restore(self, base: str, path: Path, progress: Callable[[], None]) -> None:
         if self.silent:
             raise Unavailable("the replica does not answer")
         if base:

@@ -9,11 +9,9 @@ import trio.testing
 
 from llmgw.domain.errors import Invalid, StaleEpoch, Unavailable
 from llmgw.domain.ids import ClusterId, OwnerId
-from llmgw.lease.keeper import Term
-from llmgw.lease.record import LeaseRecord
-from llmgw.lease.rules import Desk
 from llmgw.replication.replicated_store import ReplicatedStore
 from llmgw.store import meta
+from llmgw.store.connection import Claim
 from llmgw.store.copies import Position
 from llmgw.wiring.machine import RealMachine
 from tests.replication.fake_replica import FakeReplica
@@ -26,17 +24,16 @@ class Lease:
     epoch: int = 0
     base: str = ""
 
-    def term(self, owner: str, cluster: str = "c") -> Term:
+    def claim(self, owner: str, cluster: str = "c") -> Claim:
         self.epoch += 1
-        record = LeaseRecord(ClusterId(cluster), self.epoch, OwnerId(owner), f"t{self.epoch}", "w", "b", 1, 15.0, base=self.base)
-        return Term(record, lambda: None)
+        return Claim(ClusterId(cluster), self.epoch, OwnerId(owner), f"t{self.epoch}", self.base, prove=self.prove, publish=self.publish)
 
     async def prove(self, epoch: int) -> None:
         if epoch != self.epoch:
             raise StaleEpoch("somebody else leads", epoch=self.epoch, owner="other")
 
-    async def publish(self, desk: Desk) -> None:
-        self.base = desk.base
+    async def publish(self, base: str) -> None:
+        self.base = base
 
 
 @pytest.fixture
@@ -62,7 +59,7 @@ async def planes(tmp_path, replica, lease, nursery):
 
     yield make
     for store in opened:
-        await store.end(fenced=True)
+        await store.end_lead(fenced=True)
         store.close()
     nursery.cancel_scope.cancel()
 
@@ -76,7 +73,7 @@ def holds(con) -> list[str]:
 
 
 async def leads(store: ReplicatedStore, lease: Lease, owner: str = "a") -> int:
-    await store.take_over(lease.term(owner), lease.prove, lease.publish)
+    await store.lead(lease.claim(owner))
     return lease.epoch
 
 
@@ -235,7 +232,7 @@ async def test_a_standby_waits_for_news_and_hears_when_the_leader_goes(planes, l
         await trio.testing.wait_all_tasks_blocked()
         await one.write(add, epoch, "x")
     assert len(got[0].changes) == 1
-    await one.end(fenced=False)
+    await one.end_lead(fenced=False)
     with pytest.raises(Unavailable) as caught:
         await one.news(two.position)
     assert caught.value.code == "not_leader"
@@ -259,7 +256,7 @@ async def test_a_term_that_is_over_leaves_nothing_running(planes, lease, replica
     epoch = await leads(one, lease)
     await one.write(add, epoch, "x")
     assert len(replica.kept) == 1
-    await one.end(fenced=False)
+    await one.end_lead(fenced=False)
     assert not replica.kept
     with pytest.raises(Unavailable) as caught:
         await one.write(add, epoch, "y")
@@ -275,7 +272,7 @@ async def test_a_take_over_that_fails_publishes_nothing_and_can_be_tried_again(p
     replica.silent = True
     with pytest.raises(Unavailable):
         await leads(two, lease, "b")
-    await two.end(fenced=True)
+    await two.end_lead(fenced=True)
     assert lease.base == base
     assert not [one for one in replica.kept if one != base]
     replica.silent = False
@@ -287,7 +284,7 @@ async def test_another_cluster_s_store_is_refused(planes, lease):
     one = await planes("one")
     await leads(one, lease)
     with pytest.raises(Invalid, match="do not belong together"):
-        await one.take_over(lease.term("a", cluster="other"), lease.prove, lease.publish)
+        await one.lead(lease.claim("a", cluster="other"))
 
 
 async def test_writes_through_failovers_with_lost_syncs_lose_nothing_acknowledged(planes, lease, replica):
@@ -305,7 +302,7 @@ async def test_writes_through_failovers_with_lost_syncs_lose_nothing_acknowledge
             acknowledged.add(f"{turn}-{number}")
         replica.silent = False
         if turn % 3 == 0:
-            await store.end(fenced=True)
+            await store.end_lead(fenced=True)
     final = stores[0]
     await leads(final, lease, "last")
     assert acknowledged <= set(await final.read(holds))
@@ -316,7 +313,7 @@ async def test_the_copy_of_an_earlier_process_is_read_where_nothing_else_is(tmp_
     one = await planes("one")
     epoch = await leads(one, lease)
     await one.write(add, epoch, "x")
-    await one.end(fenced=False)
+    await one.end_lead(fenced=False)
     one.close()
     again = await ReplicatedStore.begin(RealMachine(), replica, tmp_path / "one", "the replica", "")
     assert await again.read(holds) == ["x"]

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any, Final
 
 from llmgw.admin.calls import Call, Reply, Route
-from llmgw.admin.peer_client import CHANGED_PATH, PRESENT_PATH, RELEASED_PATH, USAGE_PATH
+from llmgw.admin.peer_client import CHANGED_PATH, NEWS_PATH, PRESENT_PATH, RELEASED_PATH, USAGE_PATH
+from llmgw.admin.store_news import encode_news
 from llmgw.control.controller import Controller
 from llmgw.control.peers import Presence
-from llmgw.domain.errors import Denied, Invalid
+from llmgw.domain.errors import Denied, Invalid, Unavailable
 from llmgw.domain.ids import OwnerId, holder_name
 from llmgw.domain.lease import LeaseRole
 from llmgw.domain.settings_version import PlaneSettings
 from llmgw.domain.usage import UsageBatch
 from llmgw.protocol.codec import structure
 from llmgw.store.admin_tokens import Role
+from llmgw.store.copies import CopiedStore, Position
 
 WORD_MAX: Final = 300  # characters of a text in a control plane's word
 
@@ -53,6 +55,15 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         await controller.usage.take(structure(call.table(), UsageBatch))
         return Reply({})
 
+    async def store(call: Call) -> Reply:
+        _from_peer(call)
+        if not isinstance(controller.store, CopiedStore):
+            raise Unavailable("the store of this control plane is not replicated", code="not_replicated")
+        number_max = 2**53
+        position = Position(call.integer("epoch", 0, 0, number_max), call.integer("number", 0, 0, number_max))
+        news = await controller.store.news(position)
+        return Reply(text=await controller.machine.run_sync(lambda: encode_news(news)))
+
     return (
         Route("GET", "/api/v1/leader", show, "Who leads, under which epoch, with which powers, and who stands by", late=True),
         Route("POST", "/api/v1/leader/hand-over", hand_over, "Let another control plane lead", Role.OPERATOR,
@@ -62,6 +73,9 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         Route("POST", RELEASED_PATH, released, "The lease was released; for control planes only", Role.ADMIN,
               remembered=False, local=True),
         Route("POST", CHANGED_PATH, changed, "The settings or keys changed: look now; for control planes only", Role.ADMIN,
+              remembered=False, local=True),
+        Route("GET", NEWS_PATH, store, "What is new in a replicated store; for control planes only", Role.ADMIN,
+              query={"epoch": "of the position that the standby has", "number": "of changes that it has of that epoch"},
               remembered=False, local=True),
         Route("POST", USAGE_PATH, usage, "What a standby's own router has counted; for control planes only", Role.ADMIN,
               remembered=False, local=True),

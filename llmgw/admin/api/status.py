@@ -102,6 +102,8 @@ def status_view(controller: Controller) -> dict[str, Any]:
             "mode": "none" if controller.file else controller.store.mode,
             "durability": controller.store.durability,
             "schema": controller.store.schema,
+            "place": controller.store.place,
+            "age_s": None if (age_s := controller.store.age_s()) is None else round(age_s, 1),
         },
         "settings": summary(controller),
         "models": dict(sorted(Counter(model["state"] for model in models).items())),
