@@ -5,9 +5,16 @@ For `ExecStopPost` of the unit file. Synchronous, no Trio, no server code; ends 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from llmgw.lease.file import LeaseFile
+    from llmgw.lease.object_store import LeaseBucket
 
 
 @click.group(context_settings={"max_content_width": 120})
@@ -63,7 +70,6 @@ def _release(owner_file: Path) -> str:
     import secrets
 
     from llmgw.domain.errors import Conflict, Unavailable
-    from llmgw.lease.file import LeaseFile
     from llmgw.lease.owner_file import parse_owner
     from llmgw.lease.record import RANDOM_BYTES
     from llmgw.lease.rules import release_of
@@ -75,21 +81,39 @@ def _release(owner_file: Path) -> str:
     try:
         with claim(owner_file.absolute().parent):
             held = parse_owner(owner_file.read_bytes(), owner_file)
-            place = Path(held.store)
-            if not held.store or not place.exists():
-                return f"nothing to release: the lease's file {held.store or '(none)'} is not there"
-            leases = LeaseFile(place)
-            try:
-                record = leases.read(held.role)
-                if record is None or not held.names(record) or record.released:
+            with _records(held.store) as leases:
+                if leases is None:
+                    return f"nothing to release: the lease's file {held.store or '(none)'} is not there"
+                try:
+                    record = leases.read(held.role)
+                    if record is None or not held.names(record) or record.released:
+                        return f"nothing to release: the lease is no longer held by {held.owner} under epoch {held.epoch}"
+                    leases.replace(held.role, record, release_of(record, secrets.token_hex(RANDOM_BYTES)))
+                except Lost:
                     return f"nothing to release: the lease is no longer held by {held.owner} under epoch {held.epoch}"
-                leases.replace(held.role, record, release_of(record, secrets.token_hex(RANDOM_BYTES)))
-            except Lost:
-                return f"nothing to release: the lease is no longer held by {held.owner} under epoch {held.epoch}"
-            except Unknown as err:
-                raise Unavailable(f"the lease could not be released, it expires by itself: {err.why}", code="lease_unavailable") from err
-            finally:
-                leases.close()
+                except Unknown as err:
+                    raise Unavailable(
+                        f"the lease could not be released, it expires by itself: {err.why}", code="lease_unavailable"
+                    ) from err
     except Conflict as err:
         return f"nothing released: {err.message}"  # a living process keeps its own lease
     return f"released: the lease of {held.owner} under epoch {held.epoch}"
+
+
+@contextlib.contextmanager
+def _records(store: str) -> Iterator[LeaseBucket | LeaseFile | None]:
+    """Where the record is kept; None where that is a file which is not there. Raises Invalid."""
+    from llmgw.settings.object_place import ObjectPlace
+
+    if (place := ObjectPlace.parse(store)) is not None:
+        from llmgw.lease.object_store import LeaseBucket
+        from llmgw.lease.rules import RELEASE_DEADLINE_S
+
+        yield LeaseBucket(place, RELEASE_DEADLINE_S)
+    elif store and Path(store).exists():
+        from llmgw.lease.file import LeaseFile
+
+        with contextlib.closing(LeaseFile(Path(store))) as leases:
+            yield leases
+    else:
+        yield None

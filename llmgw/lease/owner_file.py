@@ -17,7 +17,7 @@ OWNER_FILE: Final = "owner.json"
 
 @attrs.frozen
 class OwnerFile:
-    """Who held the lease last here. `store` is where its record is: the path of a lease file."""
+    """Who held the lease last here. `store` is where its record is: the path of a lease file, or an `ObjectPlace.address`."""
 
     owner: str
     epoch: int

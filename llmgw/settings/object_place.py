@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import attrs
 
@@ -61,6 +62,22 @@ class ObjectPlace:
         """For people: the address as it stands in the settings, and the store that it is asked of."""
         below = f"/{self.prefix}" if self.prefix else ""
         return f"{_SCHEME}{self.bucket}{below} at {self.endpoint}"
+
+    @property
+    def address(self) -> str:
+        """All of it in one line, for `parse`: what a process leaves behind for whoever tidies up after it. Holds no secret."""
+        return f"{_SCHEME}{self.bucket}/{self.prefix}?" + urlencode(
+            {"endpoint": self.endpoint, "region": self.region, "credentials": self.credentials}
+        )
+
+    @classmethod
+    def parse(cls, address: str) -> ObjectPlace | None:
+        """None for what is no `address`."""
+        where = urlsplit(address)
+        said = dict(parse_qsl(where.query))
+        if not address.startswith(_SCHEME) or not where.netloc or not {"endpoint", "region", "credentials"} <= said.keys():
+            return None
+        return cls(where.netloc, where.path.strip("/"), said["endpoint"], said["region"], said["credentials"])
 
     def read_credentials(self, environ: Mapping[str, str] | None = None) -> Credentials:
         """As they are now. Raises Invalid that names the variable or the file, and never what is in it."""

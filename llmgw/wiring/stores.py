@@ -182,7 +182,7 @@ async def _replicated(machine: Machine, place: ObjectPlace, data_dir: Path, seed
         me = Candidate(
             cluster_id, owner, boot_id(), address, __version__, migrations.SCHEMA, one_machine=False, store_is_new=record is None
         )
-        return Candidacy(me, ObjectLeases(machine, place, timings), data_dir, timings=timings, place=str(place), known_epoch=epoch)
+        return Candidacy(me, ObjectLeases(machine, place, timings), data_dir, timings=timings, place=place.address, known_epoch=epoch)
 
     return OpenStore(store, cluster_id, data_dir, False, compete, store.run)
 
