@@ -19,12 +19,13 @@ MAY_SEE = {
     "protocol": {"domain", "settings"},
     "lease": {"domain", "settings", "protocol"},
     "store": {"domain", "settings", "protocol"},
-    "control": {"domain", "settings", "protocol", "lease", "store"},
+    "replication": {"domain", "settings", "lease", "store"},
+    "control": {"domain", "settings", "protocol", "lease", "store", "replication"},
     "admin": {"domain", "settings", "protocol", "lease", "store", "control"},
     "router": {"domain", "settings", "protocol"},
     "agent": {"domain", "settings", "protocol"},
     "sim": {"domain", "settings", "protocol", "lease", "store", "control", "router", "agent"},
-    "wiring": {"domain", "settings", "protocol", "lease", "store", "control", "admin", "router", "agent", "sim"},
+    "wiring": {"domain", "settings", "protocol", "lease", "store", "replication", "control", "admin", "router", "agent", "sim"},
     "cli": {"domain", "settings", "lease", "wiring"},
 }
 CTL_MAY_SEE = {"domain", "settings", "cli"}
@@ -88,9 +89,23 @@ MAY_DO_IO = {
     "lease": {
         "keeper": "the one task that keeps or seeks the lease",
         "probe": "eight writes at once",
+        "bucket": "opens an object store",
         "object_store": "requests to an object store",
         "object_leases": "the threads that those are made in",
         "file": "lease.db and the holder's lock",
+    },
+    "replication": {
+        "litestream": "the one task that keeps the child",
+        "children": "starts, watches and ends a process",
+        "control_socket": "asks the child",
+        "durable": "writes that wait share a turn",
+        "restoring": "runs the program to its end",
+        "cleaning": "asks on the loop whether to go on",
+        "prefix_store": "requests to an object store",
+        "programs": "asks the program for its version",
+        "folders": "makes, holds and removes working copies",
+        "seeding": "SQLite's backup",
+        "copies": "reads a database as it lies",
     },
 }
 IO_MODULES = {
