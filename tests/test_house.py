@@ -89,9 +89,27 @@ MAY_DO_IO = {
     "lease": {
         "keeper": "the one task that keeps or seeks the lease",
         "probe": "eight writes at once",
+        "bucket": "opens an object store",
         "object_store": "requests to an object store",
         "object_leases": "the threads that those are made in",
         "file": "lease.db and the holder's lock",
+    },
+    "replication": {
+        "replicated_store": "holds what a term has running",
+        "term": "the one task that makes writes durable",
+        "feed": "an event for who waits for news",
+        "litestream_replica": "the files and children of a term",
+        "litestream": "the one task that keeps the child",
+        "children": "starts, watches and ends a process",
+        "control_socket": "asks the child",
+        "durable": "writes that wait share a turn",
+        "restoring": "runs the program to its end",
+        "cleaning": "asks on the loop whether to go on",
+        "prefix_store": "requests to an object store",
+        "programs": "asks the program for its version",
+        "folders": "makes, holds and removes working copies",
+        "seeding": "SQLite's backup",
+        "copies": "reads a database as it lies",
     },
 }
 IO_MODULES = {

@@ -144,6 +144,15 @@ class Unavailable(LlmgwError):
         self.retry_after_s = retry_after_s
 
 
+class OutcomeUnknown(Unavailable):
+    """A write that is stored here and not known to be durable: it may come to be, or die with its epoch. Safe to send again."""
+
+    default_code = "outcome_unknown"
+
+    def __init__(self) -> None:
+        super().__init__("stored, outcome unknown, retry with the same key")
+
+
 class TimedOut(Unavailable):
     """The peer was there and said nothing in time."""
 

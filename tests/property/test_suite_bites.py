@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Iterator
 import attrs
 import pytest
 
-from tests.property import lease_model, schedules
+from llmgw.lease import rules as lease_rules
+from llmgw.replication import rules as replication_rules
+from tests.property import lease_model, replication_model, schedules
 from tests.property.world import quiet_logs
 from tests.property.world_rules import WORLD_RULES
 
@@ -59,7 +61,19 @@ def world_bites() -> Iterator[Bite]:
         )
 
 
-BITES = [*lease_bites(), *world_bites()]
+def replication_bites() -> Iterator[Bite]:
+    for rule, removal in replication_model.REMOVALS.items():
+        yield Bite(
+            rule,
+            removal.invariant,
+            without=lambda seed, world=removal.world: replication_model.run(seed, **world),
+            with_rule=replication_model.run,
+            seeds=500,  # most need fewer than 10
+            replay=replication_model.replay_line,
+        )
+
+
+BITES = [*lease_bites(), *replication_bites(), *world_bites()]
 
 
 @pytest.fixture(autouse=True)
@@ -80,13 +94,16 @@ def test_a_rule_that_is_taken_away_is_missed(bite: Bite):
 
 
 def test_every_rule_of_the_lease_that_the_suite_can_take_away_is_taken_away():
-    from llmgw.lease.rules import Rules
-
-    taken = {name for removal in lease_model.REMOVALS.values() if "protect" in removal.world for name in changed(removal.world["protect"])}
-    assert taken == {field.name for field in attrs.fields(Rules)}
+    taken = {name for removal in lease_model.REMOVALS.values() for name in changed(removal.world, lease_rules.RULES)}
+    assert taken == {field.name for field in attrs.fields(lease_rules.Rules)}
 
 
-def changed(protect: object) -> set[str]:
-    from llmgw.lease.rules import RULES
+def test_every_rule_of_replication_is_taken_away():
+    taken = {name for removal in replication_model.REMOVALS.values() for name in changed(removal.world, replication_rules.RULES)}
+    assert taken == {field.name for field in attrs.fields(replication_rules.Rules)}
 
-    return {name for name, value in attrs.asdict(protect, recurse=False).items() if value is not getattr(RULES, name)}  # type: ignore[arg-type]
+
+def changed(world: dict[str, object], whole: attrs.AttrsInstance) -> set[str]:
+    """Which rules the world is without."""
+    protect = world.get("protect", whole)
+    return {name for name in attrs.fields_dict(type(whole)) if getattr(protect, name) is not getattr(whole, name)}
