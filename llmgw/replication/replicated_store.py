@@ -30,7 +30,7 @@ from llmgw.replication.feed import Feed
 from llmgw.replication.term import TermStore
 from llmgw.store import meta
 from llmgw.store.connection import Claim, FileStore, Store, Use
-from llmgw.store.copies import NAME_BYTES, SUFFIX, CopiedStore, Copy, News, Position, write_whole
+from llmgw.store.copies import NAME_BYTES, RESTORED, SUFFIX, CopiedStore, Copy, News, Position, write_whole
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -306,7 +306,7 @@ class _Keeping:
 async def _restored(machine: Machine, replica: Replica, base: str, folder: Path) -> Callable[[Path], None]:
     """For a copy: what is published under `base`."""
     await machine.run_sync(lambda: folder.mkdir(mode=0o700, parents=True, exist_ok=True))
-    path = folder / f"{machine.fresh_hex(NAME_BYTES)}.restored"
+    path = folder / f"{machine.fresh_hex(NAME_BYTES)}{RESTORED}"
     try:
         await replica.restore(base, path, lambda: None)
     except BaseException:

@@ -26,6 +26,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 SUFFIX: Final = ".db"
+RESTORED: Final = ".restored"  # on its way to become a copy
 NAME_BYTES: Final = 4
 
 
@@ -123,6 +124,7 @@ class Copy:
         if store is None:
             store = await _make(machine, folder, fill)
         await machine.run_sync(lambda: _remove(file for file in left if str(file) != store.path))
+        await machine.run_sync(lambda: _remove(folder.glob(f"*{RESTORED}")))
         return cls(machine, folder, _Held(store))
 
     @property

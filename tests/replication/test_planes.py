@@ -1,0 +1,164 @@
+"""Two control planes on one bucket, as `llmgw server` makes them, each with a data directory of its own."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import obstore
+import pytest
+import trio
+import trio.lowlevel
+from structlog.testing import capture_logs
+
+from llmgw.domain.errors import Invalid
+from llmgw.lease.bucket import open_bucket
+from llmgw.settings.load import Loaded, Role, load_bytes
+from llmgw.settings.object_place import ObjectPlace
+from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.server import CONTROL_TOKEN_FILE, Running, run_control_plane
+from llmgw.wiring.stores import open_store
+from tests.replication.conftest import Seaweed
+from tests.wiring.test_standby import MODEL, ask, until
+
+
+def loaded(folder: Path, place: ObjectPlace, name: str, *, endpoint: str = "", seed: str = "llmgw.db") -> Loaded:
+    text = f"""
+        [server]
+        name = "{name}"
+        data_dir = "{folder / name}"
+        admin_listen = "127.0.0.1:0"
+        [store]
+        path = "{seed}"
+        replica = "s3://{place.bucket}/{place.prefix.replace(" ", "-")}"
+        s3_endpoint = "{endpoint or place.endpoint}"
+        s3_credentials = "{place.credentials}"
+        [router]
+        listen = "127.0.0.1:0"
+        [lease]
+        ttl_s = 3
+        renew_s = 1
+        poll_s = 0.1
+        [auth]
+        required = false
+    """
+    found = load_bytes(text.encode(), source="test", role=Role.SERVER)
+    data_dir = folder / name
+    data_dir.mkdir(mode=0o700, exist_ok=True)
+    (data_dir / CONTROL_TOKEN_FILE).write_text("a-token-of-control-planes-that-is-long-enough\n")
+    (data_dir / CONTROL_TOKEN_FILE).chmod(0o600)
+    return found
+
+
+@asynccontextmanager
+async def planes(folder: Path, place: ObjectPlace, *names: str) -> AsyncIterator[list[Running]]:
+    """The first of them leads."""
+    async with trio.open_nursery() as nursery:
+        running = [await nursery.start(run_control_plane, RealMachine(), loaded(folder, place, name)) for name in names]
+        yield running
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_order_at_a_standby_is_durable_shown_at_both_and_known_to_the_next_leader(tmp_path: Path, place: ObjectPlace):
+    async with planes(tmp_path, place, "one", "two") as (leader, standby):
+        status, body = await ask(standby, "PUT", "/api/v1/models/m", MODEL, **{"If-None-Match": "*"})
+        assert (status, body["durability"]) == (201, "replicated")
+        for one in (standby, leader):
+            assert (await ask(one, "GET", "/api/v1/models/m"))[0] == 200
+        store = (await ask(standby, "GET", "/api/v1/status"))[1]["store"]
+        assert store["mode"] == "replicated"
+        assert store["age_s"] < 2
+        await until(lambda: bool(leader.controller.peers.healthy()), "the standby is known")
+        assert (await ask(leader, "POST", "/api/v1/leader/hand-over", {}))[0] == 202
+        await until(lambda: standby.controller.leadership.is_leader, "the other leads")
+        assert (await ask(standby, "GET", "/api/v1/models/m"))[0] == 200
+        status, body = await ask(leader, "PUT", "/api/v1/models/n", MODEL | {"name": "n"}, **{"If-None-Match": "*"})
+        assert status == 201
+        await until(
+            lambda: "n" in [one.name for one in leader.controller.live.current.models], "what the new leader writes comes to the old"
+        )
+
+
+async def test_a_start_reads_what_the_cluster_has_while_nobody_leads(tmp_path: Path, place: ObjectPlace):
+    async with planes(tmp_path, place, "one") as (leader,):
+        cluster = leader.controller.leadership.cluster_id
+        assert (await ask(leader, "PUT", "/api/v1/models/m", MODEL, **{"If-None-Match": "*"}))[0] == 201
+    with ExitStack() as held:
+        opened = await open_store(RealMachine(), loaded(tmp_path, place, "three").settings, held)
+        assert opened.cluster_id == cluster
+        names = await opened.store.read(lambda con: [name for (name,) in con.execute("SELECT name FROM models")])
+        assert names == ["m"]
+
+
+async def test_two_first_starts_at_once_are_of_one_cluster(tmp_path: Path, place: ObjectPlace):
+    found = []
+
+    async def start(name: str) -> None:
+        with ExitStack() as held:
+            found.append((await open_store(RealMachine(), loaded(tmp_path, place, name).settings, held)).cluster_id)
+
+    async with trio.open_nursery() as nursery:
+        for name in ("one", "two", "three"):
+            nursery.start_soon(start, name)
+    assert len(set(found)) == 1
+
+
+async def test_the_first_leader_begins_with_the_store_of_one_machine(tmp_path: Path, place: ObjectPlace):
+    text = f"""
+        [server]
+        data_dir = "{tmp_path / "alone"}"
+        admin_listen = "127.0.0.1:0"
+        [store]
+        path = "llmgw.db"
+        [router]
+        listen = "127.0.0.1:0"
+        [auth]
+        required = false
+    """
+    async with trio.open_nursery() as nursery:
+        alone = await nursery.start(run_control_plane, RealMachine(), load_bytes(text.encode(), source="test", role=Role.SERVER))
+        cluster = alone.controller.leadership.cluster_id
+        assert (await ask(alone, "PUT", "/api/v1/models/m", MODEL, **{"If-None-Match": "*"}))[0] == 201
+        nursery.cancel_scope.cancel()
+    settings = loaded(tmp_path, place, "one", seed=str(tmp_path / "alone" / "llmgw.db"))
+    async with trio.open_nursery() as nursery:
+        leader = await nursery.start(run_control_plane, RealMachine(), settings)
+        assert leader.controller.leadership.cluster_id == cluster
+        assert (await ask(leader, "GET", "/api/v1/models/m"))[0] == 200
+        nursery.cancel_scope.cancel()
+    with sqlite3.connect(tmp_path / "alone" / "llmgw.db") as seed:  # only read
+        assert seed.execute("SELECT name FROM models").fetchall() == [("m",)]
+
+
+async def test_a_bucket_that_lost_its_lease_and_has_data_is_refused_with_what_helps(tmp_path: Path, place: ObjectPlace):
+    plain = ObjectPlace(place.bucket, place.prefix.replace(" ", "-"), place.endpoint, place.region, place.credentials)
+    async with planes(tmp_path, place, "one"):
+        pass
+    client = open_bucket(plain, "", timedelta(seconds=5))
+    await trio.to_thread.run_sync(obstore.delete, client, ["lease/control-plane.json"])
+    with ExitStack() as held, pytest.raises(Invalid, match="store adopt"):
+        await open_store(RealMachine(), loaded(tmp_path, place, "one").settings, held)
+
+
+async def test_an_object_store_that_is_silent_at_the_start_is_waited_for_and_told_once(
+    tmp_path: Path, place: ObjectPlace, seaweed_server: Seaweed
+):
+    with capture_logs() as logs, ExitStack() as held:
+        seaweed_server.freeze()
+        try:
+            async with trio.open_nursery() as nursery:
+
+                async def start() -> None:
+                    await open_store(RealMachine(), loaded(tmp_path, place, "one").settings, held)
+
+                nursery.start_soon(start)
+                await until(lambda: any("waiting for it" in one["event"] for one in logs), "it is told")
+                await trio.lowlevel.checkpoint()
+                seaweed_server.thaw()
+        finally:
+            seaweed_server.thaw()
+    events = [one["event"] for one in logs if "object store" in one["event"]]
+    assert events == ["the object store cannot be used yet; waiting for it", "the object store answers"]
