@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -88,9 +87,8 @@ class Bucket:
         settings.write_text(json.dumps({"dbs": [{"path": str(path), "replica": replica}]}))
         keys = {"AWS_ACCESS_KEY_ID": seaweed.ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": seaweed.SECRET_ACCESS_KEY}
         args = [str(LITESTREAM), "restore", "-config", str(settings), "-no-expand-env", str(path)]
-        done = subprocess.run(
-            args, env={**os.environ, **self.environ, **keys}, capture_output=True, text=True, timeout=RESTORE_S_MAX, check=False
-        )
+        # Nothing of this environment: AWS_CA_BUNDLE, say, keeps it from starting.
+        done = subprocess.run(args, env={**self.environ, **keys}, capture_output=True, text=True, timeout=RESTORE_S_MAX, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         check_sound(path)
         return folder
