@@ -206,14 +206,22 @@ class Leadership:
         record = term.record
         await self._begin(
             Claim(
-                record.cluster_id, record.epoch, record.owner, record.tenure, record.base, term.progress, self._keeper.prove, self._publish
+                record.cluster_id,
+                record.epoch,
+                record.owner,
+                record.tenure,
+                record.base,
+                record.settings_version,
+                term.progress,
+                self._keeper.prove,
+                self._publish,
             )
         )
         for hook in self._on_lead:
             await hook(term.epoch)
 
-    async def _publish(self, base: str) -> None:
-        await self._keeper.publish(Desk(base=base))
+    async def _publish(self, base: str, settings_version: int) -> None:
+        await self._keeper.publish(Desk(base, settings_version))
 
     async def end(self, term: Term, fenced: bool) -> None:
         """The keeper calls this when a term is over, before anything is released."""

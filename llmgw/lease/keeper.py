@@ -234,6 +234,8 @@ class LeaseKeeper:
 
     async def prove(self, epoch: int) -> None:
         """Returns when a read sent after this call has shown the lease to be ours under `epoch`. Raises StaleEpoch, Unavailable."""
+        if not rules.may_prove(self._view):
+            raise Unavailable("this control plane does not hold the lease", code="lease_unproven")
         proof = _Proof(epoch)
         self._proofs.append(proof)
         self._apply(rules.ReadNow())
@@ -481,7 +483,7 @@ class LeaseKeeper:
                 log.warning("this control plane does not compete for the lease", why=view.trouble)
             else:
                 log.info("this control plane competes for the lease again")
-        if view.phase not in rules.HOLDS:
+        if not rules.may_prove(view):
             self._fail_proofs("this control plane does not hold the lease")
         if told == self._told:
             return

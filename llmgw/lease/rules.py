@@ -879,6 +879,11 @@ def _peer_view(view: LeaseView, event: PeerView, now_s: float) -> LeaseView:
     return view
 
 
+def may_prove(view: LeaseView) -> bool:
+    """Can a read show that the lease is ours? Also while what was done under it ends."""
+    return view.phase in HOLDS or (view.phase is Phase.STEPPING_DOWN and view.work is not Work.NONE)
+
+
 def peers_fit(view: LeaseView, now_s: float) -> bool:
     return view.peers.healthy_peers > 0 and now_s - view.peers_s <= PEER_VIEW_AGE_S_MAX
 
@@ -1051,6 +1056,8 @@ def _decide_to_release(view: LeaseView, now_s: float, draw: Draw) -> tuple[Lease
     if view.work is Work.RUNS:
         return _end_work(view, fenced=False)
     if view.work is Work.ENDING:
+        if view.read_due and view.in_flight is None:  # what is ended may ask for proof, to acknowledge its last writes
+            return _read(view, now_s) if now_s >= view.next_s else (view, Wait(view.next_s))
         return view, Wait(FOREVER)
     if now_s >= view.release_until_s and (view.leaving or view.in_flight is None):
         return _gone(view, now_s), Wait(now_s)  # it expires

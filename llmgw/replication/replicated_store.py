@@ -13,7 +13,8 @@ leader of a term writes. What a standby reads carries its age.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -22,7 +23,6 @@ import structlog
 import trio
 
 from llmgw.domain.errors import Invalid, LlmgwError, Unavailable
-from llmgw.domain.ids import ClusterId
 from llmgw.domain.ports import Machine
 from llmgw.protocol.waiting import wait_woken
 from llmgw.replication.durable import Durability, Sync
@@ -31,6 +31,7 @@ from llmgw.replication.term import TermStore
 from llmgw.store import meta
 from llmgw.store.connection import Claim, FileStore, Store, Use
 from llmgw.store.copies import NAME_BYTES, RESTORED, SUFFIX, CopiedStore, Copy, News, Position, write_whole
+from llmgw.store.settings import newest_version
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -166,7 +167,7 @@ class ReplicatedStore(CopiedStore):
         path = await self._replica.working_file(claim.epoch, claim.tenure)
         await self._replica.restore(claim.base, path, claim.progress)
         work = keeping.work = await Store.open(path, self._machine.run_sync, Use.WORKING)
-        await _check_cluster(work, claim.cluster_id)
+        await _check(work, claim)
         await work.claim_epoch(claim.epoch, claim.owner)
         if (await meta.load(work)).cluster_id is None:
             await meta.ensure_cluster_id(work, claim.epoch, claim.cluster_id)
@@ -174,10 +175,12 @@ class ReplicatedStore(CopiedStore):
         sync = await self._nursery.start(keeping.replicate, self._replica, path, prefix)
         durability = Durability(claim.epoch, sync, claim.prove)
         await durability.acknowledge()
-        opened = TermStore(self._machine, claim.epoch, work, self._copy, self._feed, durability.acknowledge, self._told)
+        acknowledge, new_version = durability.acknowledge, partial(self._tell_version, keeping)
+        opened = TermStore(self._machine, claim.epoch, work, self._copy, self._feed, acknowledge, self._told, new_version)
         await opened.begin()
         # From here on the next leader begins with what this term has; before, with what it began with itself.
-        await claim.publish(prefix)
+        keeping.publish = partial(claim.publish, prefix)
+        await keeping.publish(await newest_version(work))
         self._nursery.start_soon(keeping.settle, opened)
         self._term = opened
         log.info("the store is replicated", epoch=claim.epoch, prefix=prefix, base=claim.base or "none")
@@ -252,8 +255,23 @@ class ReplicatedStore(CopiedStore):
             await self._copy.replace(fill, Position())
             self._copy.as_of_s = asked_s
 
+    def _tell_version(self, keeping: _Keeping) -> None:
+        """The settings have a new version: the lease is to say so, that the next leader can tell whether it was given it."""
+        assert self._nursery is not None, "run() runs"
+        self._nursery.start_soon(self._publish_version, keeping)
+
+    async def _publish_version(self, keeping: _Keeping) -> None:
+        try:
+            await keeping.publish(await newest_version(self))
+        except LlmgwError as err:  # told of a version that is there, the next leader is none the worse for the one before
+            log.debug("the lease does not name the newest version of the settings", why=err.message)
+
     def _told(self, trouble: str) -> None:
         self._on_trouble(trouble)
+
+
+async def _nothing_to_publish(settings_version: int) -> None:
+    return None
 
 
 class _Keeping:
@@ -261,6 +279,7 @@ class _Keeping:
 
     def __init__(self) -> None:
         self.work: FileStore | None = None
+        self.publish: Callable[[int], Awaitable[None]] = _nothing_to_publish
         self._scopes: list[trio.CancelScope] = []
         self._running = 0
         self._over = False
@@ -319,9 +338,16 @@ async def _restored(machine: Machine, replica: Replica, base: str, folder: Path)
     return take
 
 
-async def _check_cluster(work: FileStore, cluster_id: ClusterId) -> None:
+async def _check(work: FileStore, claim: Claim) -> None:
+    """Is it what the lease speaks of? Raises Invalid, Unavailable."""
     found = (await meta.load(work)).cluster_id
-    if found is not None and found != cluster_id:
+    if found is not None and found != claim.cluster_id:
         raise Invalid(
-            f"the store is of cluster {found}, and the lease of {cluster_id}: they do not belong together", code="foreign_cluster"
+            f"the store is of cluster {found}, and the lease of {claim.cluster_id}: they do not belong together", code="foreign_cluster"
+        )
+    if (version := await newest_version(work)) < claim.settings_version:
+        raise Unavailable(
+            f"{claim.base} holds version {version} of the settings, and the last leader has kept version {claim.settings_version} there:"
+            " the object store does not show what it has acknowledged",
+            code="base_older",
         )

@@ -27,6 +27,7 @@ from llmgw.store.copies import Copy, Position, copy_whole
 
 T = TypeVar("T")
 
+SETTINGS: Final = b"cluster_settings"  # a changeset names the tables that it is of
 KEEP_UP_S: Final = 5.0  # what is pending is tried again as often (R-B44: Litestream by itself waits up to 5 min after an outage)
 
 
@@ -41,7 +42,7 @@ class _Waiter:
 class TermStore:
     """`work` is open and recorded by nobody else; `acknowledge()` returns once all that was committed before the call is durable.
 
-    `told(trouble)` hears of each write that became durable ("") or did not.
+    `told(trouble)` hears of each write that became durable ("") or did not, `new_version()` of each new version of the settings.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class TermStore:
         feed: Feed,
         acknowledge: Callable[[], Awaitable[None]],
         told: Callable[[str], None],
+        new_version: Callable[[], None],
     ) -> None:
         self._machine = machine
         self._epoch = epoch
@@ -61,6 +63,7 @@ class TermStore:
         self._feed = feed
         self._acknowledge = acknowledge
         self._told = told
+        self._new_version = new_version
         self._pending: deque[bytes] = deque()  # committed, not yet known to be durable, in their order
         self._waiters: list[_Waiter] = []
         self._wanted = trio.Event()
@@ -147,6 +150,8 @@ class TermStore:
             for _ in changes:
                 self._pending.popleft()
             self._feed.add(changes)
+            if any(SETTINGS in one for one in changes):
+                self._new_version()
 
     async def _settle_whole(self, position: Position) -> None:
         await self._acknowledge()

@@ -53,7 +53,7 @@ async def _proven(epoch: int) -> None:
     return None
 
 
-async def _published(base: str) -> None:
+async def _published(base: str, settings_version: int) -> None:
     return None
 
 
@@ -61,9 +61,10 @@ async def _published(base: str) -> None:
 class Claim:
     """A leader's claim, as the lease gives it: under it, and under no lower epoch, is written.
 
-    `base` is what the last leader has published, "" where none has. `progress()` asks for more time to get ready;
-    `prove(epoch)` returns once a look at the lease that began after the call has shown it to be this one's, and raises
-    StaleEpoch, Unavailable; `publish(base)` returns once the lease names a new base, and raises Unavailable.
+    `base` is what the last leader has published, "" where none has, and `settings_version` the newest version of the settings
+    that it has said to be in there. `progress()` asks for more time to get ready; `prove(epoch)` returns once a look at the lease
+    that began after the call has shown it to be this one's, and raises StaleEpoch, Unavailable; `publish(base, settings_version)`
+    returns once the lease names them, and raises Unavailable.
     """
 
     cluster_id: ClusterId
@@ -71,9 +72,10 @@ class Claim:
     owner: OwnerId
     tenure: str = ""
     base: str = ""
+    settings_version: int = 0
     progress: Callable[[], None] = attrs.field(default=_nothing, eq=False, repr=False)
     prove: Callable[[int], Awaitable[None]] = attrs.field(default=_proven, eq=False, repr=False)
-    publish: Callable[[str], Awaitable[None]] = attrs.field(default=_published, eq=False, repr=False)
+    publish: Callable[[str, int], Awaitable[None]] = attrs.field(default=_published, eq=False, repr=False)
 
 
 class StoreBusy(Unavailable):

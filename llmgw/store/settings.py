@@ -19,7 +19,7 @@ from llmgw.protocol.codec import structure, unstructure
 from llmgw.store import audit
 from llmgw.store.connection import Store
 from llmgw.store.idempotency import recall, remember
-from llmgw.store.rows import rows
+from llmgw.store.rows import row, rows
 
 PAGE_MAX: Final = 200  # versions of one page
 _COLUMNS: Final = "version, parent, document, sha256, author, reason, created_wall_s"
@@ -28,6 +28,11 @@ _COLUMNS: Final = "version, parent, document, sha256, author, reason, created_wa
 async def newest(store: Store) -> SettingsVersion | None:
     """The newest version; None in a store that has none yet."""
     return await store.read(read_newest)
+
+
+async def newest_version(store: Store) -> int:
+    """The newest version's number; 0 in a store that has none yet."""
+    return await store.read(lambda connection: int(row(connection, "SELECT coalesce(max(version), 0) FROM cluster_settings")[0]))
 
 
 async def head(store: Store) -> tuple[tuple[int, str] | None, RolloutRow, Pause | None]:

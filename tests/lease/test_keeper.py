@@ -583,6 +583,23 @@ async def test_a_proof_is_a_read_that_was_sent_after_it_was_asked_for(world: Can
         await leader.keeper.prove(7)
 
 
+async def test_what_ends_before_a_release_can_still_prove_and_after_it_nothing_does(world: Candidates, autojump_clock: object):
+    """A leader that leaves acknowledges its last writes."""
+    leader = await world.start_leader()
+    proven: list[int] = []
+
+    async def last_writes(term: Term) -> None:
+        await leader.keeper.prove(term.epoch)
+        proven.append(term.epoch)
+
+    leader.work.before_end = last_writes
+    leader.keeper.step_down()
+    await leader.keeper.wait_left()
+    assert proven == [1]
+    with pytest.raises(Unavailable):
+        await leader.keeper.prove(1)
+
+
 async def test_there_is_no_proof_while_the_store_is_silent_and_none_after_the_lease_was_taken(world: Candidates, autojump_clock: object):
     leader = await world.start_leader()
     standby = await world.start()

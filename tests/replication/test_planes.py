@@ -72,8 +72,13 @@ async def test_an_order_at_a_standby_is_durable_shown_at_both_and_known_to_the_n
         assert store["mode"] == "replicated"
         assert store["age_s"] < 2
         await until(lambda: bool(leader.controller.peers.healthy()), "the standby is known")
-        assert (await ask(leader, "POST", "/api/v1/leader/hand-over", {}))[0] == 202
-        await until(lambda: standby.controller.leadership.is_leader, "the other leads")
+        with capture_logs() as logs:
+            leader.controller.events.record("test.last", "cluster", "said just before it let go")
+            assert (await ask(leader, "POST", "/api/v1/leader/hand-over", {}))[0] == 202
+            await until(lambda: standby.controller.leadership.is_leader, "the other leads")
+        assert [one for one in logs if one["log_level"] in ("warning", "error")] == []
+        events = (await ask(standby, "GET", "/api/v1/events"))[1]["events"]
+        assert [one["text"] for one in events if one["kind"] == "test.last"] == ["said just before it let go"]
         assert (await ask(standby, "GET", "/api/v1/models/m"))[0] == 200
         status, body = await ask(leader, "PUT", "/api/v1/models/n", MODEL | {"name": "n"}, **{"If-None-Match": "*"})
         assert status == 201

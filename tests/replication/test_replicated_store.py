@@ -10,7 +10,7 @@ import trio.testing
 from llmgw.domain.errors import Invalid, StaleEpoch, Unavailable
 from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.replication.replicated_store import ReplicatedStore
-from llmgw.store import meta
+from llmgw.store import meta, settings
 from llmgw.store.connection import Claim
 from llmgw.store.copies import Position
 from llmgw.wiring.machine import RealMachine
@@ -23,17 +23,19 @@ class Lease:
 
     epoch: int = 0
     base: str = ""
+    settings_version: int = 0
 
     def claim(self, owner: str, cluster: str = "c") -> Claim:
         self.epoch += 1
-        return Claim(ClusterId(cluster), self.epoch, OwnerId(owner), f"t{self.epoch}", self.base, prove=self.prove, publish=self.publish)
+        tenure, said = f"t{self.epoch}", (self.base, self.settings_version)
+        return Claim(ClusterId(cluster), self.epoch, OwnerId(owner), tenure, *said, prove=self.prove, publish=self.publish)
 
     async def prove(self, epoch: int) -> None:
         if epoch != self.epoch:
             raise StaleEpoch("somebody else leads", epoch=self.epoch, owner="other")
 
-    async def publish(self, base: str) -> None:
-        self.base = base
+    async def publish(self, base: str, settings_version: int) -> None:
+        self.base, self.settings_version = base, settings_version
 
 
 @pytest.fixture
@@ -320,3 +322,16 @@ async def test_the_copy_of_an_earlier_process_is_read_where_nothing_else_is(tmp_
     assert again.age_s() is None
     again.close()
     assert len(list((tmp_path / "one" / "copies").glob("*.db"))) == 1
+
+
+async def test_a_base_that_lacks_settings_which_were_acknowledged_is_not_led_from(planes, lease, replica):
+    one, two = await planes("one"), await planes("two")
+    epoch = await leads(one, lease)
+    before = (replica.folder / f"{lease.base}.db").read_bytes()
+    await settings.write_version(one, epoch, 0, "a = 1", "me", "")
+    with trio.fail_after(5):
+        while lease.settings_version != 1:
+            await trio.sleep(0.01)
+    (replica.folder / f"{lease.base}.db").write_bytes(before)  # a store that shows what was there once
+    with pytest.raises(Unavailable, match="holds version 0 of the settings, and the last leader has kept version 1"):
+        await leads(two, lease, "b")
