@@ -73,15 +73,24 @@ class Bucket:
         found = obstore.list_with_delimiter(self._client(), prefix=f"{self.prefix}/e")["common_prefixes"]
         return sorted(one.removeprefix(f"{self.prefix}/") for one in found)
 
+    def uploaded(self, base: str) -> int:
+        """The last transaction of an epoch that is there; what is gathered from earlier ones is no news."""
+        found = obstore.list(self._client(), prefix=f"{self.prefix}/{base}/0000")
+        return max((int(Path(one["path"]).stem.rpartition("-")[2], 16) for batch in found for one in batch), default=0)
+
     def restored(self, base: str = "") -> Path:
         """A folder with an `llmgw.db` of what is published, or of another prefix of an epoch; its pages are sound."""
         folder = self.folder / f"restored-{next(self._numbers)}"
         folder.mkdir()
         path = folder / "llmgw.db"
         replica = {
-            "type": "s3", "bucket": seaweed.BUCKET, "path": f"{self.prefix}/{base or self.lease()['base']}", "endpoint": self.server.endpoint,
-            "region": seaweed.REGION, "force-path-style": True,
-        }  # fmt: skip
+            "type": "s3",
+            "bucket": seaweed.BUCKET,
+            "path": f"{self.prefix}/{base or self.lease()['base']}",
+            "endpoint": self.server.endpoint,
+            "region": seaweed.REGION,
+            "force-path-style": True,
+        }
         settings = folder / "litestream.yml"
         settings.write_text(json.dumps({"dbs": [{"path": str(path), "replica": replica}]}))
         keys = {"AWS_ACCESS_KEY_ID": seaweed.ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": seaweed.SECRET_ACCESS_KEY}

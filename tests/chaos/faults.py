@@ -94,35 +94,35 @@ class Faults:
 
     def freeze(self, leader: Plane) -> None:
         """SIGSTOP of the process alone, until another leads."""
-        with self._frozen(leader.program.process.pid):
+        with frozen(leader.program.process.pid):
             self._wait_taken_over()
         self._wait_standing_by(leader)
 
     def freeze_machine(self, leader: Plane) -> None:
-        """Its Litestream first, in the middle of a write, and awake first as well: it uploads before its leader knows anything."""
-        (child,) = self._child(leader)
-        with contextlib.ExitStack() as frozen:
-            with self._frozen(child.pid):
-                self._pass(HELD_S)  # nothing becomes durable now: before long a write waits for that
-                frozen.enter_context(self._frozen(leader.program.process.pid))
+        """Its Litestream first, in the middle of a write, and awake first as well: it uploads before its leader is told anything."""
+        (child,) = child_of(leader)
+        with contextlib.ExitStack() as process:
+            with frozen(child.pid):
+                pass_time(HELD_S)  # nothing becomes durable now: before long a write waits for that
+                process.enter_context(frozen(leader.program.process.pid))
                 self._begun_s = time.monotonic()
                 self._wait_taken_over()
-            self._pass(HELD_S)
+            pass_time(HELD_S)
         self._wait_standing_by(leader)
 
     def kill_child_and_then_it(self, leader: Plane) -> None:
-        for child in self._child(leader):
+        for child in child_of(leader):
             child.kill()
-        self._pass(self.rng.uniform(0.0, 0.3))
+        pass_time(self.rng.uniform(0.0, 0.3))
         self._begun_s = time.monotonic()
         self.kill(leader)
 
     def kill_while_the_store_is_frozen(self, leader: Plane) -> None:
         self.bucket.server.freeze()
         try:
-            self._pass(self.rng.uniform(0.0, 0.3))
+            pass_time(self.rng.uniform(0.0, 0.3))
             leader.program.kill()
-            self._pass(self.rng.uniform(*DOWN_S))
+            pass_time(self.rng.uniform(*DOWN_S))
         finally:
             self.bucket.server.thaw()
         self._wait_taken_over()
@@ -131,9 +131,9 @@ class Faults:
     def kill_while_the_store_is_dead(self, leader: Plane) -> None:
         self.bucket.server.kill()
         try:
-            self._pass(self.rng.uniform(0.0, 0.3))
+            pass_time(self.rng.uniform(0.0, 0.3))
             leader.program.kill()
-            self._pass(self.rng.uniform(*DOWN_S))
+            pass_time(self.rng.uniform(*DOWN_S))
         finally:
             self.bucket.server.start()
         self._wait_taken_over()
@@ -149,24 +149,24 @@ class Faults:
         self.wait_written()
 
     def kill_child(self) -> None:
-        for child in self._child(self.leader()):
+        for child in child_of(self.leader()):
             child.kill()
 
     def freeze_child(self) -> None:
-        for child in self._child(self.leader()):
-            with self._frozen(child.pid):
-                self._pass(self.rng.uniform(*FROZEN_S))
+        for child in child_of(self.leader()):
+            with frozen(child.pid):
+                pass_time(self.rng.uniform(*FROZEN_S))
 
     def freeze_store(self) -> None:
         self.bucket.server.freeze()
         try:
-            self._pass(self.rng.uniform(*FROZEN_S))
+            pass_time(self.rng.uniform(*FROZEN_S))
         finally:
             self.bucket.server.thaw()
 
     def kill_store(self) -> None:
         self.bucket.server.kill()
-        self._pass(self.rng.uniform(*DOWN_S))
+        pass_time(self.rng.uniform(*DOWN_S))
         self.bucket.server.start()
 
     # --- states
@@ -194,23 +194,28 @@ class Faults:
     def _wait_standing_by(self, plane: Plane) -> None:
         wait_for(lambda: (plane.leader() or {}).get("is_me") is False, f"{plane.name} stands by")
 
-    def _child(self, plane: Plane) -> list[psutil.Process]:
-        return wait_for(lambda: children(plane), f"Litestream of {plane.name} runs")
 
-    @contextlib.contextmanager
-    def _frozen(self, pid: int) -> Iterator[None]:
-        """SIGSTOP, and SIGCONT at the end."""
-        process = psutil.Process(pid)
-        process.suspend()
-        try:
-            yield
-        finally:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
+def child_of(plane: Plane) -> list[psutil.Process]:
+    """Its Litestream, once it runs."""
+    return wait_for(lambda: children(plane), f"Litestream of {plane.name} runs")
 
-    def _pass(self, for_s: float) -> None:
-        begun_s = time.monotonic()
-        wait_for(lambda: since(begun_s) >= for_s, "time passes")
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """SIGSTOP, and SIGCONT at the end."""
+    process = psutil.Process(pid)
+    process.suspend()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def pass_time(for_s: float) -> None:
+    """Where there is no state to wait for."""
+    begun_s = time.monotonic()
+    wait_for(lambda: since(begun_s) >= for_s, "time passes")
 
 
 FAILOVERS: Final = (
