@@ -32,6 +32,7 @@ PLANES: Final = ("ctl-a", "ctl-b")
 LOOPBACK: Final = "127.0.0.1"
 NODES: Final = ("node-1", "node-2")
 ENGINE_PORTS: Final = 10
+HEARTBEAT_S: Final = 0.5
 NODE_LOST_AFTER_S: Final = 3.0
 RESTART_BACKOFF_S: Final = 0.5
 SPARE: Final = "spare"  # a model that no load is on: its engines may be killed
@@ -185,7 +186,7 @@ ttl_s = {ttl_s}
 renew_s = {renew_s}
 poll_s = {poll_s}
 [reconcile]
-heartbeat_s = 0.5
+heartbeat_s = {HEARTBEAT_S}
 node_lost_after_s = {NODE_LOST_AFTER_S}
 grace_s = 5
 restart_backoff_s = [{RESTART_BACKOFF_S}]
