@@ -51,6 +51,14 @@ class Kept(Protocol):
         """What must be in a control plane's data directory before it starts."""
         ...
 
+    def lease(self) -> dict[str, Any]:
+        """The record that decides who leads."""
+        ...
+
+    def restored(self) -> Path:
+        """A folder with an `llmgw.db` of everything that the next leader would have."""
+        ...
+
 
 class SharedFile:
     """A file in `folder`, which they share; their tokens are made beside it."""
@@ -65,6 +73,12 @@ class SharedFile:
 
     def prepare(self, data_dir: Path) -> None:
         """Nothing."""
+
+    def lease(self) -> dict[str, Any]:
+        return lease_record(self.folder)
+
+    def restored(self) -> Path:
+        return self.folder
 
 
 class Plane:
@@ -334,9 +348,9 @@ class Pair:
         self.folder = folder
         self.store = folder / "shared"
         self.store.mkdir(parents=True)
-        where = kept(self.store)
+        self.kept = kept(self.store)
         self.planes = [
-            Plane(name, folder, where, f"embedded = false\n{lease}\n{model_table(model)}")
+            Plane(name, folder, self.kept, f"embedded = false\n{lease}\n{model_table(model)}")
             for name, model in zip(PLANES, models, strict=True)
         ]
 
