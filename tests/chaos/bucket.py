@@ -57,7 +57,7 @@ class Bucket:
         )
 
     def prepare(self, data_dir: Path) -> None:
-        data_dir.mkdir(mode=0o700)
+        data_dir.mkdir(mode=0o700, exist_ok=True)
         for name in TOKENS:
             _write_token(data_dir / name, name)
 
