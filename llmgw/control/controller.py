@@ -29,6 +29,7 @@ from llmgw.control.event_log import EventLog
 from llmgw.control.feed import RouterFeeds
 from llmgw.control.footprint import SizeOf, needs
 from llmgw.control.holds import Holds
+from llmgw.control.identities import Identities
 from llmgw.control.inventory import Inventory
 from llmgw.control.keys import Keys
 from llmgw.control.leadership import Candidacy, Leadership
@@ -66,6 +67,7 @@ from llmgw.settings.load import Loaded, policy_of
 from llmgw.settings.schema import Settings
 from llmgw.store import admin_tokens, api_keys, audit, drains, idempotency
 from llmgw.store import events as event_rows
+from llmgw.store import identities as identity_rows
 from llmgw.store import models as model_rows
 from llmgw.store import usage as usage_rows
 from llmgw.store.admin_tokens import AdminToken
@@ -212,6 +214,7 @@ class Controller:
         self.keys = Keys(machine, store, self._epoch, self.events, self._push_policy, self._tell_others, file)
         if file:
             self.keys.replace_from_file(objects.keys)
+        self.identities = Identities(machine, store, self.leadership.cluster_id, self._epoch, self.events, self._tell_others)
         self.sessions = Sessions(
             machine, self.leadership, self.nodes, self.inventory, self.events, heartbeat_s=lambda: self.settings.reconcile.heartbeat_s
         )
@@ -551,6 +554,7 @@ class Controller:
             await self._reload_keys()
         self.inventory.set_drains(await drains.load(self.store))
         self.inventory.expect(self.nodes.known.values())
+        await self.identities.reload()
         await self.events.catch_up(
             lambda: event_rows.latest(self.store), lambda seq: event_rows.after(self.store, seq, event_rows.PAGE_MAX)
         )
@@ -588,6 +592,7 @@ class Controller:
                 await event_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
                 await audit.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
                 await idempotency.trim(self.store, self._epoch(), now_wall_s)
+                await identity_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
                 await usage_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.usage.keep_months * MONTH_S)
                 if ended := self.inventory.ended_drains():
                     await drains.remove(self.store, self._epoch(), ended)
@@ -610,6 +615,7 @@ class Controller:
         await self.models.reload()
         self.inventory.set_drains(await drains.load(self.store))
         self.inventory.await_nodes(self.nodes.known.values())
+        await self.identities.lead()
         if self._token_sha256:
             await self.ensure_admin_token(self._token_sha256)
 

@@ -126,7 +126,7 @@ async def run_router(
             await nursery.start(wait_for_stop, stop.set, Hangup.ELSEWHERE, last_act)
             await nursery.start(file.run)
             if follower is not None and usage is not None:
-                await nursery.start(keep_following, machine, follower, usage)
+                await nursery.start(keep_following, machine, follower, usage, settings)
             address = await nursery.start(serving)
             nursery.start_soon(notifier.beat, machine)
             notifier.ready()

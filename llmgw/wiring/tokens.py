@@ -40,9 +40,13 @@ def ensure_token(machine: Machine, path: Path, whose: str) -> str:
 
 
 def _make(machine: Machine, path: Path) -> None:
-    """Of two control planes that start at once one makes it, and both read it back."""
+    write_once(machine, path, f"{machine.fresh_hex(TOKEN_BYTES)}\n".encode())
+
+
+def write_once(machine: Machine, path: Path, data: bytes) -> None:
+    """A file (0600) that is there already stays as it is: of two that start at once one makes it, and both read it back. Raises OSError."""
     mine = path.with_name(f".{path.name}.{machine.fresh_hex(TOKEN_BYTES)}")
-    machine.disk.write(mine, f"{machine.fresh_hex(TOKEN_BYTES)}\n".encode())
+    machine.disk.write(mine, data)
     try:
         with contextlib.suppress(FileExistsError):
             os.link(mine, path)
