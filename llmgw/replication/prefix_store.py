@@ -64,7 +64,8 @@ class PrefixStore:
         """By the store's clock, seconds ago at most while somebody leads; None where there is no lease. Raises Unavailable, Invalid."""
         try:
             with self._opened() as client:
-                return obstore.head(client, LEASE)["last_modified"]
+                # Read whole, 400 bytes: an answer without a body cannot say whether the object or the bucket is missing.
+                return obstore.get(client, LEASE).meta["last_modified"]
         except FileNotFoundError:
             return None
 

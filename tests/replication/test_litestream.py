@@ -29,6 +29,8 @@ async def test_what_was_acknowledged_is_what_the_next_leader_begins_with(
         report = first.litestream.report
         assert (report.alive, report.lag, report.trouble, report.restarts) == (True, 0, "", 0)
         assert report.txid > 0
+        assert first.folder.meta.is_dir()
+        assert not (first.folder.path / ".llmgw.db-litestream").exists()  # its state is of this epoch alone (R-B51)
     async with leading(machine, place, lease, tmp_path / "b", program) as second:
         assert second.began_with == set(first.acknowledged)
         await second.acknowledge()
