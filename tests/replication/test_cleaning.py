@@ -62,6 +62,16 @@ async def test_only_who_leads_removes_and_stops_in_the_middle_when_that_is_over(
     assert {name for name in old if not name.startswith("e/1-a/")} == names(place)
 
 
+def test_a_prefix_is_looked_at_to_its_end(place: ObjectPlace):
+    put(place, "e/1-a/0000/1-1.ltx", "e/1-ab/0000/1-1.ltx")
+    store = PrefixStore(place)
+    assert store.prefixes() == ("e/1-a", "e/1-ab")
+    seen = store.look("e/1-a")
+    assert seen is not None
+    assert seen.names == ("e/1-a/0000/1-1.ltx",)
+    assert store.look("e/2-a") is None
+
+
 async def test_a_copy_of_many_objects_is_left_half_removed_when_the_lease_is_gone(machine: RealMachine, place: ObjectPlace):
     many = {f"e/1-a/0000/{number:04}.ltx" for number in range(REMOVE_BATCH + 10)}
     put(place, LEASE, *sorted(many))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import apsw
 import attrs
 import obstore
 import psutil
@@ -28,9 +29,10 @@ from llmgw.settings.object_place import ObjectPlace
 from llmgw.store.connection import Store
 from llmgw.wiring.machine import RealMachine
 from tests import seaweed
-from tests.lease.places import write_credentials
+from tests.lease.places import TOKEN, scripted_place, write_credentials
 from tests.programs import skip, wait_for
 from tests.replication.epochs import Lease, keep, kept, leading, restored, until
+from tests.s3_server import error, s3_server
 
 pytestmark = pytest.mark.slow
 TENURE = "0" * 31 + "1"
@@ -240,6 +242,77 @@ async def test_a_base_that_is_damaged_is_refused_and_never_put_in_place(
         assert not folder.database.exists()
     finally:
         folder.close()
+
+
+@pytest.mark.parametrize(("harm", "why"), [("another program's", "it is no database of llmgw"), ("a page of nothing", "fails its check")])
+async def test_a_base_that_restores_and_is_not_whole_is_refused(
+    harm: str, why: str, machine: RealMachine, place: ObjectPlace, tmp_path: Path, program: Found
+):
+    first = make_folder(tmp_path / "a", 1, TENURE)
+    if harm == "another program's":
+        connection = apsw.Connection(str(first.database))
+        connection.pragma("journal_mode", "wal")
+        connection.execute("CREATE TABLE t (a)")
+    else:
+        store = await Store.open(first.database, machine.run_sync)
+        for number in range(300):
+            await store.write(keep, 1, f"{number:050}")
+        store.close()
+        with open(first.database, "r+b") as file:
+            file.seek(-4096, os.SEEK_END)
+            file.write(bytes(4096))
+        connection = apsw.Connection(str(first.database))
+    keeper = Litestream(machine, place, "e/1-a", first, program=program)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(keeper.run)
+        await keeper.sync()
+        await keeper.end()
+    connection.close()
+    first.close()
+    folder = make_folder(tmp_path / "b", 2, TENURE)
+    try:
+        with pytest.raises(Unavailable, match=why) as raised:
+            await restore(machine, place, "e/1-a", folder, program=program)
+        assert raised.value.code == "copy_damaged"
+        assert not folder.database.exists()
+    finally:
+        folder.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "why"),
+    [
+        (400, "ExpiredToken", "the credentials have expired"),
+        (403, "AccessDenied", "the credentials do not allow it"),
+        (403, "RequestTimeTooSkewed", "this machine's clock and the store's are too far apart"),
+        (301, "PermanentRedirect", "the bucket is in another region than store.s3_region says"),
+    ],
+)
+async def test_what_the_store_answers_reaches_the_operator_in_words(
+    status: int,
+    code: str,
+    why: str,
+    machine: RealMachine,
+    tmp_path: Path,
+    program: Found,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(keeping, "POKE_S", 0.3)
+    folder = make_folder(tmp_path, 1, TENURE)
+    store = await Store.open(folder.database, machine.run_sync)
+    with s3_server() as server:
+        server.script = lambda asked: error(status, code)
+        keeper = Litestream(machine, scripted_place(server.address, tmp_path, token=TOKEN), "e/1-a", folder, program=program)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(keeper.run)
+            with pytest.raises(Unavailable):
+                await keeper.sync()
+            await until(lambda: why in keeper.report.trouble, f"{why}, and not {keeper.report.trouble}")
+            assert keeper.report.needs_repair
+            await keeper.end()
+        assert {asked.headers.get("x-amz-security-token") for asked in server.asked} == {TOKEN}
+    store.close()
+    folder.close()
 
 
 async def test_a_working_copy_is_used_once_and_by_one(tmp_path: Path):

@@ -13,13 +13,14 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.domain.errors import Invalid, Unavailable
+from llmgw.domain.errors import Broken, Invalid, Unavailable
 from llmgw.replication import control_socket, prefixes
 from llmgw.replication.configuration import configuration
 from llmgw.replication.control_socket import ControlSocket, Failed
 from llmgw.replication.copies import verify
 from llmgw.replication.folders import SOCKET, make_folder
-from llmgw.replication.rules import base_of, out_of_use, uploaded
+from llmgw.replication.orders import carry_out
+from llmgw.replication.rules import TAKE_OVER, Step, base_of, out_of_use, uploaded
 from llmgw.replication.seeding import copy_seed
 from llmgw.replication.troubles import NOTHING_THERE, trouble
 from llmgw.settings.object_place import ObjectPlace
@@ -71,6 +72,27 @@ def test_what_is_in_use_or_newer_or_not_ours_is_not_out_of_use():
     assert out_of_use(found, "e/10-a", "e/10-a") == ("e/2-a", "e/2-b", "e/9-a", "e/9-b")
     assert out_of_use(found, "e/10-a", "e/9-a") == ("e/2-a", "e/2-b", "e/9-b")
     assert out_of_use(found, "", "") == ()
+
+
+async def test_an_order_is_carried_out_as_it_is_and_not_begun_where_a_step_has_nobody():
+    said: list[Step] = []
+
+    def do(step: Step) -> Callable[[], Awaitable[None]]:
+        async def run() -> None:
+            await trio.lowlevel.checkpoint()
+            said.append(step)
+
+        return run
+
+    everything = {step: do(step) for step in Step}
+    await carry_out(TAKE_OVER, everything, done={Step.ACQUIRE})
+    assert said == list(TAKE_OVER[1:])
+    said.clear()
+    with pytest.raises(Broken, match="this step cannot be done in its turn: win the lease"):
+        await carry_out(TAKE_OVER, {step: run for step, run in everything.items() if step is not Step.ACQUIRE})
+    with pytest.raises(Broken, match="in its turn: list the published base"):
+        await carry_out((Step.ACQUIRE, Step.UPLOAD, Step.RESTORE), everything, done={Step.RESTORE})
+    assert not said
 
 
 # --- words
@@ -284,7 +306,7 @@ async def test_an_answer_is_two_numbers(tmp_path: Path):
 @pytest.mark.parametrize(
     ("handler", "why"),
     [
-        (answers(b""), "cannot be understood"),
+        (answers(b""), "it cut the connection"),
         (answers(b"junk"), "cannot be understood"),
         (answers(OK + b"[]"), "cannot be understood"),
         (answers(OK + b"{}"), "cannot be understood"),
