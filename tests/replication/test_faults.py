@@ -347,24 +347,50 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", disk], capture_output=True, check=True)
 
 
+def fill(disk: Path) -> Path:
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
 async def test_a_full_disk_costs_answers_and_heals_when_there_is_room(
     machine: RealMachine, place: ObjectPlace, small_disk: Path, tmp_path: Path, program: Found
 ):
     """E12."""
     async with leading(machine, place, Lease(), small_disk, program) as one:
         await one.acknowledge()
-        filler = small_disk / "filler"
-        with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
-            while True:
-                file.write(bytes(4096))
-        with pytest.raises((OutcomeUnknown, Unavailable)):
+        filler = fill(small_disk)
+        with pytest.raises(Unavailable) as raised:
             for _ in range(500):
                 await one.acknowledge()
+        assert raised.value.code in ("storage_unavailable", "outcome_unknown")
         filler.unlink()
-        await until(lambda: one.litestream.report.lag == 0 and not one.litestream.report.trouble, "it heals by itself")
         await one.acknowledge()
+        assert not one.litestream.report.trouble
         assert set(one.acknowledged) <= await restored(machine, place, one.prefix, tmp_path, program)
         assert await one.store.read(kept) == await restored(machine, place, one.prefix, tmp_path / "b", program)
+
+
+async def test_a_disk_that_is_full_for_the_child_is_told_and_heals_by_itself(
+    machine: RealMachine, place: ObjectPlace, small_disk: Path, tmp_path: Path, program: Found
+):
+    async with leading(machine, place, Lease(), small_disk, program) as one:
+        await one.acknowledge()
+        pid = one.litestream.child_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await one.write()  # in the log, and not yet read by the child
+        filler = fill(small_disk)
+        os.kill(pid, signal.SIGCONT)
+        with pytest.raises(OutcomeUnknown):
+            await one.durability.acknowledge()
+        assert one.litestream.report.trouble == "the disk is full"
+        filler.unlink()
+        await until(lambda: not one.litestream.report.trouble, "it heals by itself")
+        await one.acknowledge()
+        assert await restored(machine, place, one.prefix, tmp_path, program) == {"1.0", "1.1", "1.2"}
 
 
 # --- what was measured of Litestream, so that a change of it is noticed
