@@ -56,6 +56,11 @@ class AdminAuth:
         self._control_token = control_token
         self.replace(tokens)
 
+    def use_own(self, own: AdminToken) -> None:
+        """The file of this machine holds another token now; the one before it stays valid where the store knows it."""
+        self._own = own
+        self.replace((*self._tokens, own))
+
     def replace(self, tokens: Iterable[AdminToken]) -> None:
         known = tuple(tokens)
         if self._own is not None and all(token.sha256 != self._own.sha256 for token in known):

@@ -74,6 +74,7 @@ from llmgw.store.admin_tokens import AdminToken
 from llmgw.store.audit import CLUSTER, Origin
 from llmgw.store.connection import Store
 from llmgw.store.copies import CopiedStore
+from llmgw.store.nodes import StoredNode
 
 STORE_LOOK_S: Final = 5.0  # how late the end of a full disk is noticed; the look costs a page of writing while it lasts
 HOUSEKEEPING_S: Final = 3600.0  # retention is counted in days
@@ -439,6 +440,10 @@ class Controller:
         nodes = {node.id: node for node in self.observe().nodes}
         return explain_replica(replica, nodes.get(replica.node), said.text if said is not None else "")
 
+    def use_admin_token(self, sha256: str) -> None:
+        """The file of this control plane's admin token holds another one: the leader puts its hash into the store."""
+        self._token_sha256 = sha256
+
     # --- operators' orders that are neither nodes', models' nor holds'
 
     def restart_replica(self, replica_id: str, author: str = "") -> None:
@@ -453,6 +458,18 @@ class Controller:
         await drains.add(self.store, self._epoch(), (replica.id,), origin)
         self.inventory.drain_replica(replica.id)
         self.events.record("replica.drain", f"replica/{replica.id}", f"{replica.id} was asked to go{_by(origin.who)}")
+
+    async def remove_node(self, name: str, origin: Origin = CLUSTER) -> StoredNode:
+        """Forgets a node on which nothing runs. Raises NotFound, and Conflict where something does."""
+        node = self.nodes.by_name(name)
+        over = (ReplicaState.STOPPED, ReplicaState.FAILED, ReplicaState.LOST)
+        running = [replica.id for replica in self.replicas() if replica.node == node.id and replica.state not in over]
+        if running:
+            raise Conflict(f"{len(running)} of its replicas run on node {node.name}: drain it first", code="node_not_empty")
+        await self.nodes.remove(node.id, origin)
+        self.sessions.end(node.id)
+        self.inventory.forget(node.id)
+        return node
 
     async def restart_model(self, name: str, origin: Origin = CLUSTER) -> tuple[ReplicaId, ...]:
         """Failed replicas start again, and what was closed is open; the others are replaced one at a time."""
@@ -546,6 +563,7 @@ class Controller:
     async def reread(self) -> None:
         """On a standby: everything that the leader may have changed, in force and shown here. Raises Unavailable."""
         await self.nodes.reload()
+        self.inventory.forget_all_but(self.nodes.known)
         await self.holds.reload()
         if self.file:
             self.models.replace_from_file(self._objects.catalog)

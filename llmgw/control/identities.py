@@ -130,7 +130,8 @@ class Identities:
         addresses = tuple(dict.fromkeys(address for address in self.reaches() if address.startswith("https://")))[:ADDRESSES_MAX]
         if not addresses:
             raise Conflict(
-                "other machines cannot be told where this control plane is: set [server] advertise, such as https://ctl-1.example:8081",
+                "no other machine can reach this control plane over TLS: set [server] admin_listen to an address that they reach, such as "
+                "0.0.0.0:8081, and [server] advertise to how they call it, such as https://ctl-1.example:8081",
                 code="no_address",
             )
         secret = self._machine.fresh_hex(SECRET_BYTES)

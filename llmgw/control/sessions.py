@@ -108,6 +108,11 @@ class Sessions:
             session.scope.cancel()
             raise Unavailable(f"node {session.name} does not take messages", code="node_not_connected") from err
 
+    def end(self, node: NodeId) -> None:
+        """Lets go of a node's session, where it has one."""
+        if (session := self._sessions.get(node)) is not None:
+            session.scope.cancel()
+
     def set_pace(self) -> None:
         """The settings may name another heartbeat: every agent is told, and its silence is judged by it from here on."""
         if (pace_s := self._heartbeat_s()) == self._pace_s:

@@ -31,7 +31,7 @@ from llmgw.replication.orders import carry_out
 from llmgw.replication.rules import RULES, Rules, Step
 from llmgw.replication.term import TermStore
 from llmgw.store import meta
-from llmgw.store.connection import Claim, FileStore, Store, Use
+from llmgw.store.connection import Claim, FileStore, Use
 from llmgw.store.copies import NAME_BYTES, RESTORED, SUFFIX, CopiedStore, Copy, News, Position, write_whole
 from llmgw.store.settings import newest_version
 
@@ -173,7 +173,7 @@ class ReplicatedStore(CopiedStore):
 
         async def restore() -> None:
             await self._replica.restore(claim.base, path, claim.progress)
-            work = keeping.work = await Store.open(path, self._machine.run_sync, Use.WORKING)
+            work = keeping.work = await FileStore.open(path, self._machine.run_sync, Use.WORKING)
             await _check(work, claim)
             await work.claim_epoch(claim.epoch, claim.owner)
             if (await meta.load(work)).cluster_id is None:

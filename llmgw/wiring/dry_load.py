@@ -31,7 +31,6 @@ from llmgw.settings.layers import effective
 from llmgw.settings.load import Role, load_bytes
 from llmgw.settings.object_place import ObjectPlace
 from llmgw.settings.secrets import resolve
-from llmgw.wiring.router import router_tls
 
 DRY_LOAD_S: Final = 30.0  # chosen: an interpreter starts in well under a second; a machine that swaps takes a few
 WHY_MAX: Final = 2000
@@ -87,8 +86,8 @@ def _load(data: bytes, document: str, source: str, running: Sequence[str]) -> No
         resolve(settings.metrics.token, "metrics.token")
     if settings.tls.certificate:
         public_tls(settings.tls.certificate, settings.tls.key)
-    if settings.router.embedded:
-        router_tls(settings)
+    if settings.router.embedded and settings.router.tls_certificate:
+        public_tls(settings.router.tls_certificate, settings.router.tls_key)
     folder = Path(settings.server.data_dir)
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise Invalid(f"server.data_dir: {folder} is no folder that this user may write to", param="server.data_dir")

@@ -117,10 +117,12 @@ def own_addresses(settings: Settings) -> tuple[str, ...]:
 
 
 def told_address(settings: Settings, bound_port: int) -> str:
-    """Where other machines are told to find this control plane's admin port, "" where its file does not say."""
+    """Where other machines are told to find this control plane's admin port, "" where its file does not say, or where it is no TLS."""
+    where = parse_listen(settings.server.admin_listen)
+    if not settings.tls.secures(loopback=where.loopback):
+        return ""
     if settings.server.advertise:
         return settings.server.advertise.rstrip("/")
-    where = parse_listen(settings.server.admin_listen)
     if not isinstance(where, TcpAddress) or where.host in EVERYWHERE:
         return ""
     return f"https://{TcpAddress(where.host, bound_port)}"

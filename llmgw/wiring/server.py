@@ -59,7 +59,7 @@ from llmgw.wiring.router import make_router, router_tls
 from llmgw.wiring.runs import allow_descriptors, run_role
 from llmgw.wiring.signals import wait_for_stop
 from llmgw.wiring.stores import open_store
-from llmgw.wiring.tokens import ensure_token
+from llmgw.wiring.tokens import ensure_token, follow_token
 
 CONTROL_TOKEN_FILE: Final = "control-token"  # beside the store: what its control planes have for each other
 ADMIN_TOKEN_FILE: Final = "admin-token"
@@ -274,6 +274,13 @@ async def run_control_plane(
         auth = AdminAuth(own=first_token(hash_token(admin_token), machine.wall_s()), control_token=control_token)
         controller.on_reread(partial(auth.reload, store))
 
+        async def taken(token: str) -> None:
+            """`llmgw init --new-admin-token` has written another one."""
+            auth.use_own(first_token(hash_token(token), machine.wall_s()))
+            controller.use_admin_token(hash_token(token))
+            if controller.leadership.is_leader:
+                await controller.ensure_admin_token(hash_token(token))
+
         async with trio.open_nursery() as nursery:
             router = usage = None
             writer = LogWriter(sys.stdout.fileno())
@@ -293,13 +300,17 @@ async def run_control_plane(
             # Browsers keep cookies per host: two clusters on one machine, and two control planes of one, have each its own.
             sign_in = SignIn(machine, auth, f"{cluster_id} {hash_token(admin_token)}")
             listening = ""
-            router_port_tls = own.public_context() if own is not None and public_secured else router_tls(settings)
+            public = None
+            if router is not None:
+                public = own.public_context() if own is not None and public_secured else router_tls(settings)
+            secure_router = bool(settings.router.tls_certificate) or settings.tls.secures(loopback=_is_loopback(settings.router.listen))
             if own is not None:
                 nursery.start_soon(keep_running, machine, "own certificate", partial(own.run, controller.identities))
+            nursery.start_soon(keep_running, machine, "admin token", partial(follow_token, machine, data_dir / ADMIN_TOKEN_FILE, taken))
 
             def playground_router() -> RouterAddress:
                 """Without one of our own: the unit of its own that reads the same file."""
-                return RouterAddress(listening or settings.router.listen, router_port_tls is not None)
+                return RouterAddress(listening or settings.router.listen, secure_router)
 
             app = make_app(
                 controller,
@@ -313,7 +324,7 @@ async def run_control_plane(
             )
             if router is not None:
                 begin = trio.Event()
-                listening = await nursery.start(partial(serve, begin=begin), router, settings.router.listen, router_port_tls)
+                listening = await nursery.start(partial(serve, begin=begin), router, settings.router.listen, public)
                 nursery.start_soon(_let_in, machine, controller, begin)
             await nursery.start(partial(serve_admin, app, admin_sockets, tls=admin_tls))
             draining, drained, stopping = trio.Event(), trio.Event(), trio.Event()

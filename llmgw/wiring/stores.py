@@ -32,7 +32,7 @@ from llmgw.replication.replicated_store import ReplicatedStore, has_copy
 from llmgw.settings.object_place import ObjectPlace
 from llmgw.settings.schema import LeaseSettings, Settings
 from llmgw.store import meta, migrations
-from llmgw.store.connection import Store, StoreBusy
+from llmgw.store.connection import FileStore, Store, StoreBusy
 
 PRIVATE_STORE: Final = "state.db"  # without [store]: nodes, events and holds of this control plane alone
 CLUSTER_ROLE: Final = "cluster"  # a record that is written once, for its cluster id: of two first starts both read the same
@@ -119,7 +119,7 @@ async def _open_file(machine: Machine, path: Path, fresh: str, held: ExitStack) 
     told = False
     while True:
         try:
-            store = await Store.open(path, machine.run_sync)
+            store = await FileStore.open(path, machine.run_sync)
         except StoreBusy as err:
             if not told:
                 log.warning("the store cannot be opened yet; waiting for it", why=err.message)

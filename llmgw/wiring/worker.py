@@ -29,6 +29,7 @@ from llmgw.settings.schema import LogSettings
 from llmgw.wiring.access_log_writer import LogWriter
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.public_port import keep_fresh
 from llmgw.wiring.runs import clients_max
 
 OPTION: Final = "--worker"  # of `llmgw router`, hidden: with the descriptor of the pipe
@@ -82,6 +83,8 @@ async def _main(descriptor: int, writer: LogWriter) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run, machine)
         nursery.start_soon(end.run)
+        if tls is not None:
+            nursery.start_soon(keep_fresh, machine, tls, begin.tls_certificate, begin.tls_key)
         if await end.wait_begun():
             await nursery.start(partial(serve, router, "", tls, inherited=listeners))
             await end.stop.wait()

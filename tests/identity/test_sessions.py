@@ -134,7 +134,7 @@ async def test_whoever_lost_the_answer_asks_again_with_the_same_key(tmp_path: Pa
 async def test_expired_revoked_unknown_and_misused_tokens_are_told_apart(tmp_path: Path):
     async with plane(tmp_path) as control:
         revoked = await control.token(A, "gpu-1")
-        rows = (await control.call("GET", "/api/v1/join-tokens"))[1]["join_tokens"]
+        rows = (await control.call("GET", "/api/v1/join-tokens"))[1]["join-tokens"]
         assert [(row["state"], row["name"]) for row in rows] == [("valid", "gpu-1")]
         assert "secret" not in str(rows)
         assert (await control.call("POST", f"/api/v1/join-tokens/{rows[0]['id']}/revoke"))[1]["change"] == "revoked"

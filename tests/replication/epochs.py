@@ -25,7 +25,7 @@ from llmgw.replication.programs import Found
 from llmgw.replication.restoring import restore
 from llmgw.replication.rules import Rules, Step
 from llmgw.settings.object_place import ObjectPlace
-from llmgw.store.connection import Store
+from llmgw.store.connection import FileStore, Store
 from llmgw.store.rows import rows
 from llmgw.wiring.machine import RealMachine
 
@@ -114,7 +114,7 @@ async def leading(
                 await restore(machine, place, base, folder, program=program)
 
         async def replicate() -> None:
-            store = await Store.open(folder.database, machine.run_sync)
+            store = await FileStore.open(folder.database, machine.run_sync)
             held.callback(store.close)
             await store.claim_epoch(epoch, f"owner-{epoch}")
             litestream = Litestream(machine, place, prefix_of(epoch, tenure), folder, program=program)
@@ -141,7 +141,7 @@ async def restored(machine: RealMachine, place: ObjectPlace, base: str, data_dir
     folder = make_folder(data_dir, 10**12, machine.fresh_hex(16))
     try:
         await restore(machine, place, base, folder, program=program)
-        store = await Store.open(folder.database, machine.run_sync)
+        store = await FileStore.open(folder.database, machine.run_sync)
         try:
             return await store.read(kept)
         finally:

@@ -26,7 +26,7 @@ from llmgw.replication.prefix_store import PrefixStore
 from llmgw.replication.programs import Found, find
 from llmgw.replication.restoring import restore
 from llmgw.settings.object_place import ObjectPlace
-from llmgw.store.connection import Store
+from llmgw.store.connection import FileStore
 from llmgw.wiring.machine import RealMachine
 from tests import seaweed
 from tests.lease.places import TOKEN, scripted_place, write_credentials
@@ -154,7 +154,7 @@ async def test_credentials_that_are_not_right_are_told_and_others_are_taken_up(
     monkeypatch.setattr(keeping, "POKE_S", 0.3)
     wrong = elsewhere(place, tmp_path, secret="wrong")
     folder = make_folder(tmp_path, 1, TENURE)
-    store = await Store.open(folder.database, machine.run_sync)
+    store = await FileStore.open(folder.database, machine.run_sync)
     keeper = Litestream(machine, wrong, "e/1-a", folder, program=program)
     try:
         async with trio.open_nursery() as nursery:
@@ -175,7 +175,7 @@ async def test_credentials_that_are_not_right_are_told_and_others_are_taken_up(
 async def test_a_bucket_that_is_gone_is_told(machine: RealMachine, place: ObjectPlace, tmp_path: Path, program: Found):
     gone = attrs.evolve(place, bucket="no-such-bucket")
     folder = make_folder(tmp_path, 1, TENURE)
-    store = await Store.open(folder.database, machine.run_sync)
+    store = await FileStore.open(folder.database, machine.run_sync)
     keeper = Litestream(machine, gone, "e/1-a", folder, program=program)
     try:
         async with trio.open_nursery() as nursery:
@@ -254,7 +254,7 @@ async def test_a_base_that_restores_and_is_not_whole_is_refused(
         connection.pragma("journal_mode", "wal")
         connection.execute("CREATE TABLE t (a)")
     else:
-        store = await Store.open(first.database, machine.run_sync)
+        store = await FileStore.open(first.database, machine.run_sync)
         for number in range(300):
             await store.write(keep, 1, f"{number:050}")
         store.close()
@@ -299,7 +299,7 @@ async def test_what_the_store_answers_reaches_the_operator_in_words(
 ):
     monkeypatch.setattr(keeping, "POKE_S", 0.3)
     folder = make_folder(tmp_path, 1, TENURE)
-    store = await Store.open(folder.database, machine.run_sync)
+    store = await FileStore.open(folder.database, machine.run_sync)
     with s3_server() as server:
         server.script = lambda asked: error(status, code)
         keeper = Litestream(machine, scripted_place(server.address, tmp_path, token=TOKEN), "e/1-a", folder, program=program)
@@ -410,7 +410,7 @@ async def test_a_log_that_was_cut_while_the_child_was_down_is_made_good(
         await one.store.write(lambda connection, epoch: None, one.epoch)
         os.kill(pid, signal.SIGKILL)
         one.store.close()
-        again = await Store.open(one.folder.database, machine.run_sync)  # closing was its last connection: the log is gone
+        again = await FileStore.open(one.folder.database, machine.run_sync)  # closing was its last connection: the log is gone
         try:
             await one.litestream.sync()
             assert await restored(machine, place, one.prefix, tmp_path, program) == await again.read(kept)
@@ -429,7 +429,7 @@ async def test_two_on_one_prefix_lose_what_both_were_told_is_stored(
         await one.litestream.end()
         other = make_folder(tmp_path / "b", 2, TENURE)
         await restore(machine, place, shared, other, program=program)
-        store = await Store.open(other.database, machine.run_sync)
+        store = await FileStore.open(other.database, machine.run_sync)
         second = Litestream(machine, place, shared, other, program=program)
         try:
             async with trio.open_nursery() as nursery:

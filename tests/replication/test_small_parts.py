@@ -25,7 +25,7 @@ from llmgw.replication.seeding import copy_seed
 from llmgw.replication.troubles import NOTHING_THERE, trouble
 from llmgw.settings.object_place import ObjectPlace
 from llmgw.store import settings as store_settings
-from llmgw.store.connection import Store
+from llmgw.store.connection import FileStore
 from tests.lease.records import record
 from tests.replication.epochs import keep, kept
 from tests.store.runners import inline
@@ -151,7 +151,7 @@ def test_the_configuration_leaves_nothing_to_the_environment_and_holds_no_secret
 
 
 async def make(path: Path, *keys: str) -> None:
-    store = await Store.open(path, inline)
+    store = await FileStore.open(path, inline)
     for key in keys:
         await store.write(keep, 1, key)
     store.close()
@@ -159,7 +159,7 @@ async def make(path: Path, *keys: str) -> None:
 
 async def test_a_whole_copy_is_told_what_it_is_of(tmp_path: Path):
     path = tmp_path / "x.db"
-    store = await Store.open(path, inline)
+    store = await FileStore.open(path, inline)
     await store.write(lambda connection, epoch: connection.execute("UPDATE meta SET cluster_id = 'c1'"), 4)
     document, sha256 = "a = 1\n", store_settings.hashlib.sha256(b"a = 1\n").hexdigest()
 
@@ -200,7 +200,7 @@ async def test_a_copy_that_is_not_whole_is_refused(tmp_path: Path):
 
 async def test_a_settings_document_that_is_not_the_one_that_was_written_is_found(tmp_path: Path):
     path = tmp_path / "x.db"
-    store = await Store.open(path, inline)
+    store = await FileStore.open(path, inline)
     await store.write(
         lambda connection, epoch: connection.execute("INSERT INTO cluster_settings VALUES (1, 0, 'a = 1', ?, '', '', 0)", ("0" * 64,)), 1
     )
@@ -211,13 +211,13 @@ async def test_a_settings_document_that_is_not_the_one_that_was_written_is_found
 
 async def test_a_seed_is_taken_over_while_somebody_uses_it(tmp_path: Path):
     path = tmp_path / "llmgw.db"
-    store = await Store.open(path, inline)
+    store = await FileStore.open(path, inline)
     await store.write(keep, 1, "a")
     folder = make_folder(tmp_path, 1, TENURE)
     try:
         assert copy_seed(path, folder) is not None
         await store.write(keep, 1, "b")
-        copied = await Store.open(folder.database, inline)
+        copied = await FileStore.open(folder.database, inline)
         assert await copied.read(kept) == {"a"}
         copied.close()
         assert await store.read(kept) == {"a", "b"}

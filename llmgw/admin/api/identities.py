@@ -26,7 +26,7 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         return controller.machine.wall_s()
 
     async def list_tokens(call: Call) -> Reply:
-        return page(call, "join_tokens", sorted((token_view(one, wall_s()) for one in identities.tokens), key=lambda row: row["id"]), "id")
+        return page(call, "join-tokens", sorted((token_view(one, wall_s()) for one in identities.tokens), key=lambda row: row["id"]), "id")
 
     async def create_token(call: Call) -> Reply:
         table = call.table(("role", "name", "expires_in_s"))
