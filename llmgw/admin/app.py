@@ -257,8 +257,10 @@ class _Desk:
             reply = await self._reply(route, call, names)
         except LlmgwError as err:
             if err.code in GUESSED and not self._vouched():
-                with contextlib.suppress(LlmgwError):
+                try:
                     self._failures.failed(_peer())
+                except LlmgwError as too_many:
+                    err = too_many
             if err.status >= 500 and not isinstance(err, Unavailable):
                 log.error("an admin request failed", path=request.path, exc_info=err)
             return self._error(err)

@@ -157,6 +157,8 @@ class Identities:
         """A certificate for the machine that brings this token. Raises Denied, Invalid, Conflict, StaleEpoch, Unavailable."""
         if (fault := needed_name_fault(name)) is not None:
             raise Invalid(f"name: {fault}", param="name")
+        if all(token.sha256 != hash_secret(secret) for token in self.tokens):
+            raise Denied("the join token is not known here", code="join_token_unknown")  # before strangers make us sign or write
         key = ca.read_request(request)
         issued = self._issue(key, MachineIdentity(self._cluster_id, role, name), addresses)
         row = self._row(issued, ca.key_hash(key), addresses, "")

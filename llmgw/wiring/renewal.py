@@ -30,10 +30,10 @@ async def keep_renewed(machine: Machine, folder: Path, role: MachineRole, contro
             if await machine.run_sync(lambda: renew_if_due(machine, folder, role, control_planes, others)):
                 log.info("this machine's certificate was renewed", role=role.value)
             told = ""
-        except LlmgwError as err:
-            if err.message != told:
-                log.warning("this machine's certificate could not be renewed; tried again later", why=err.message)
-            told = err.message
+        except (LlmgwError, OSError, ValueError) as err:  # an agent does not end for it: a month is left
+            if str(err) != told:
+                log.warning("this machine's certificate could not be renewed; tried again later", why=str(err))
+            told = str(err)
         await machine.sleep_until(machine.now_s() + LOOK_S)
 
 

@@ -49,7 +49,7 @@ from llmgw.wiring.access_log_writer import LogWriter
 from llmgw.wiring.data_dir import claim
 from llmgw.wiring.dialling import identity_folder
 from llmgw.wiring.dry_load import dry_load
-from llmgw.wiring.identity_files import ca_folder, ensure_authority, load_authority
+from llmgw.wiring.identity_files import CA_CERTIFICATE, ca_folder, ensure_authority, load_authority
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.memory import calm_collector
@@ -87,6 +87,8 @@ class Running:
     stop: Callable[[], None]
     console_link: Callable[[], str]
     own: OwnIdentity | None  # None: it has no certificate of the cluster's CA
+    ca_file: Path | None  # what its admin port is checked by; None: by the system, or it is no TLS
+    router_tls: bool
 
 
 def server_main(loaded: Loaded) -> int:
@@ -327,6 +329,7 @@ async def run_control_plane(
                 listening = await nursery.start(partial(serve, begin=begin), router, settings.router.listen, public)
                 nursery.start_soon(_let_in, machine, controller, begin)
             await nursery.start(partial(serve_admin, app, admin_sockets, tls=admin_tls))
+            ca_file = folder / CA_CERTIFICATE if own is not None and secured and not settings.tls.certificate else None
             draining, drained, stopping = trio.Event(), trio.Event(), trio.Event()
 
             async def drain() -> None:
@@ -340,7 +343,9 @@ async def run_control_plane(
             def console_link() -> str:
                 return f"{admin_url}/console/#link={sign_in.new_link(admin_token)}"
 
-            running = Running(controller, admin_url, listening, admin_token, agent_token_file, drain, stop, console_link, own)
+            running = Running(
+                controller, admin_url, listening, admin_token, agent_token_file, drain, stop, console_link, own, ca_file, public is not None
+            )
             calm_collector()
             log.info(
                 "serving",

@@ -25,7 +25,7 @@ from llmgw.identity.join_tokens import JoinToken
 from llmgw.settings.file_edit import with_keys
 from llmgw.settings.load import Loaded, Role, load_bytes, load_file
 from llmgw.wiring.dialling import identity_folder
-from llmgw.wiring.identity_files import CA_KEY, ca_folder, ensure_authority, load_authority, load_held, save_authority, save_held
+from llmgw.wiring.identity_files import CA_FOLDER, CA_KEY, ca_folder, ensure_authority, load_authority, load_held, save_authority, save_held
 from llmgw.wiring.joining import join
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.tokens import TOKEN_BYTES, ensure_token
@@ -102,9 +102,9 @@ def _begin_server(machine: Machine, loaded: Loaded) -> list[str]:
     settings = loaded.settings
     data_dir = settings.server.data_path
     said = []
-    with _given_to_service(data_dir):
+    folder = ca_folder(settings)
+    with _given_to_service(data_dir, folder):
         make_folder(data_dir)
-        folder = ca_folder(settings)
         if load_authority(machine, folder) is not None:
             said.append(f"kept the CA in {folder}, which was there")
         elif (store := settings.store_path or data_dir / PRIVATE_STORE).exists():
@@ -166,12 +166,12 @@ def join_by(token: JoinToken, config: Path, name: str, address: str, data_dir: P
     amended(text, role, called, folder, address, token.addresses, loaded, others, {})  # told before the token is used up
     with _given_to_service(folder):
         make_folder(folder)
-        if role is MachineRole.SERVER and load_authority(machine, folder / "ca") is not None:
-            raise Conflict(f"{folder / 'ca'} holds a CA already: this machine is a control plane of a cluster", code="joined_already")
+        if role is MachineRole.SERVER and load_authority(machine, folder / CA_FOLDER) is not None:
+            raise Conflict(f"{folder / CA_FOLDER} holds a CA already: this machine is a control plane of a cluster", code="joined_already")
         own = [address] if address else [socket.gethostname()] if role is MachineRole.SERVER else []
         joined = join(token, called, [one for one in own if address_fault(one) is None], others)
         if role is MachineRole.SERVER:
-            save_authority(machine, folder / "ca", joined.ca_key_pem, joined.ca_pem)
+            save_authority(machine, folder / CA_FOLDER, joined.ca_key_pem, joined.ca_pem)
         save_held(machine, identity_folder(folder), joined.key_pem, joined.certificate_pem, joined.ca_pem)
     after = amended(text, role, called, folder, address, joined.control_planes, loaded, others, joined.store)
     said = [f"joined cluster {joined.cluster} as {role.value} {called}; its certificate is in {identity_folder(folder)}"]
@@ -286,8 +286,8 @@ def make_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _given_to_service(folder: Path) -> Iterator[None]:
-    """What root makes below `folder` belongs to whoever owns it, or to the package's user where it is made now."""
+def _given_to_service(folder: Path, ca: Path | None = None) -> Iterator[None]:
+    """What root makes in `folder`, and in that of the CA, belongs to whoever owns it, or to the package's user where it is made now."""
     owner: tuple[int, int] | None = None
     if os.geteuid() == 0:
         if folder.exists():
@@ -299,5 +299,9 @@ def _given_to_service(folder: Path) -> Iterator[None]:
                 owner = (user.pw_uid, user.pw_gid)
     yield
     if owner is not None and owner[0] != 0 and folder.exists():
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, *owner, follow_symlinks=False)
+        made = [folder, folder / ADMIN_TOKEN_FILE]
+        for inner in (identity_folder(folder), folder / CA_FOLDER, *([ca] if ca is not None else [])):
+            made += [inner, *inner.glob("*")]
+        for path in made:
+            if path.exists():
+                os.chown(path, *owner, follow_symlinks=False)

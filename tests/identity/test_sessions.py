@@ -12,10 +12,11 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from llmgw.domain.errors import Conflict, Denied, LlmgwError, Unavailable
+from llmgw.domain.errors import Conflict, Denied, Invalid, LlmgwError, Unavailable
 from llmgw.domain.identity import MachineIdentity, MachineRole
 from llmgw.domain.ids import ClusterId, NodeId, OwnerId
 from llmgw.domain.node import Device, DeviceKind, NodeFacts
+from llmgw.domain.replica import ReplicaState
 from llmgw.identity import ca
 from llmgw.identity.join_tokens import JoinToken, parse_token, print_token
 from llmgw.identity.trust import Trust
@@ -357,3 +358,63 @@ async def test_two_control_planes_of_one_machine_have_one_ca_and_a_standby_lets_
                     err = await refused_by(control.url, held.trust())
                     if err.code == "certificate_revoked":
                         break
+
+
+async def test_a_node_on_which_something_runs_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with plane(tmp_path) as control:
+        held = await control.join(tmp_path / "a", "gpu-1")
+        async with dial(control.url, "", held.trust()) as channel:
+            await channel.send(hello("gpu-1"))
+            assert isinstance(await channel.receive(), ServerHello)
+            controller = control.running.controller
+            await until(lambda: bool(controller.nodes.known), "the node is known")
+
+            class Running:
+                node, id, state = NodeId("node-gpu-1"), "r-1", ReplicaState.READY
+
+            with monkeypatch.context() as patched:
+                patched.setattr(controller, "replicas", lambda: (Running(),))
+                status, body = await control.call("DELETE", "/api/v1/nodes/gpu-1")
+                assert (status, body["error"]["code"]) == (409, "node_not_empty")
+            assert (await control.call("DELETE", "/api/v1/nodes/gpu-1"))[1]["change"] == "removed"
+            assert controller.nodes.known == {}
+            await until(lambda: not controller.sessions.connected(), "its session is over")
+        assert controller.observe().nodes == ()
+        assert (await control.call("DELETE", "/api/v1/nodes/gpu-1"))[0] == 404
+
+
+async def test_on_the_machine_itself_the_token_of_the_file_counts_over_tls_too(tmp_path: Path):
+    text = file_of(tmp_path, plain="loopback", host="0.0.0.0")
+    async with plane(tmp_path, text) as control:
+        token = control.running.agent_token_file.read_text().strip()
+        assert control.url.startswith("https://127.0.0.1:")
+        async with dial(control.url, token, Trust(control.ca_file.read_text())) as channel:
+            await channel.send(hello("here"))
+            assert isinstance(await channel.receive(), ServerHello)
+        status, body = await control.call("POST", "/api/v1/join-tokens", {"role": "agent"})
+        assert (status, body["error"]["code"]) == (409, "no_address")  # 0.0.0.0 tells nobody where it is
+
+
+async def test_on_loopback_nothing_is_made_and_nothing_is_secured(tmp_path: Path):
+    async with plane(tmp_path, file_of(tmp_path, plain="loopback", host="127.0.0.1")) as control:
+        assert control.url.startswith("http://")
+        assert control.running.own is None
+        assert not (tmp_path / "shared" / "ca").exists()
+        assert not (tmp_path / "ctl-1" / "identity").exists()
+
+
+async def test_a_ca_of_another_cluster_or_a_lost_key_keeps_a_control_plane_from_starting(tmp_path: Path):
+    async with plane(tmp_path) as control:
+        await control.call("GET", "/api/v1/status")
+    folder = tmp_path / "shared" / "ca"
+    folder.rename(tmp_path / "away")
+    with pytest.RaisesGroup(pytest.RaisesExc(Conflict, match="its key is not in"), flatten_subgroups=True):
+        async with plane(tmp_path):
+            raise AssertionError("it has started")
+    folder.mkdir()
+    stranger = ca.make_ca("c-other", 1_800_000_000.0, "0f" * 16)
+    (folder / "ca.key").write_text(stranger.key_pem)
+    (folder / "ca.pem").write_text(stranger.pem)
+    with pytest.RaisesGroup(pytest.RaisesExc(Invalid, match="of cluster c-other"), flatten_subgroups=True):
+        async with plane(tmp_path):
+            raise AssertionError("it has started")

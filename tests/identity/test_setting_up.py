@@ -237,3 +237,14 @@ def test_keys_are_put_into_a_file_and_everything_else_stays_or_nothing_is_done(t
     assert tomllib.loads(after) == {**before, "x": {**before.get("x", {}), **keys}}
     kept = [line for line in text.splitlines() if "#" in line and not line.lstrip().startswith(tuple(keys))]
     assert all(line in after for line in kept)
+
+
+def test_dev_that_other_machines_reach_speaks_tls_and_ctl_and_its_agent_know_by_themselves(tmp_path: Path):
+    config = tmp_path / "dev.toml"
+    admin, public = free_port(), free_port()
+    config.write_text(f'[server]\nadmin_listen = "0.0.0.0:{admin}"\n[router]\nlisten = "0.0.0.0:{public}"\n')
+    home = {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    with program(["dev", "--no-engine", "--config", str(config), "--data-dir", str(tmp_path / "dev")], tmp_path, "dev", home) as dev:
+        dev.wait_output(f"llmgw serves at https://0.0.0.0:{public}/v1")
+        wait_for(lambda: "ready" in llmgw("ctl", "node", "list", **home).stdout, "its node is ready")
+        assert dev.end(signal.SIGINT) in (0, 130)

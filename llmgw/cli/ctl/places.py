@@ -85,7 +85,7 @@ def _on_this_machine(server: str, token: str, ca: str, places: Places) -> Target
     if len(devs) > 1:
         raise Invalid(f"several `llmgw dev` run here: {', '.join(dev.server for dev in devs)}; --server names one of them")
     if devs:
-        return Target(devs[0].server.rstrip("/"), token or devs[0].token, ca)
+        return Target(devs[0].server.rstrip("/"), token or devs[0].token, ca or devs[0].ca)
     machine_server, file, machine_ca = _machine(places)
     if not server or _same(server, machine_server):
         server, ca = server or machine_server, ca or machine_ca
