@@ -55,7 +55,7 @@ from llmgw.wiring.dialling import trusting
 from llmgw.wiring.dry_load import dry_load
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
-from llmgw.wiring.memory import calm_collector
+from llmgw.wiring.memory import calm_collector, keep_freed_memory
 from llmgw.wiring.notify import Notifier, take_notifier
 from llmgw.wiring.router import make_router, router_tls
 from llmgw.wiring.runs import allow_descriptors, run_role
@@ -318,6 +318,7 @@ async def run_control_plane(
 
             running = Running(controller, admin_url, listening, admin_token, agent_token_file, drain, stop, console_link)
             calm_collector()
+            keep_freed_memory()
             log.info(
                 "serving",
                 admin=admin_url,
