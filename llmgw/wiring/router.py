@@ -39,6 +39,7 @@ from llmgw.wiring.data_dir import claim
 from llmgw.wiring.inherited import take_listeners
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.memory import keep_freed_memory
 from llmgw.wiring.notify import Notifier, take_notifier
 from llmgw.wiring.public_port import keep_fresh
 from llmgw.wiring.runs import allow_descriptors, clients_max, run_role
@@ -62,6 +63,7 @@ def router_main(path: Path) -> int:
     loaded = load_file(path, role=Role.ROUTER)
     configure_logs(loaded.settings.log)
     allow_descriptors()
+    keep_freed_memory()
     writer = LogWriter(sys.stdout.fileno())
     try:
         inherited = take_listeners(os.environ)

@@ -52,7 +52,7 @@ from llmgw.wiring.dry_load import dry_load
 from llmgw.wiring.identity_files import CA_CERTIFICATE, ca_folder, ensure_authority, load_authority
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
-from llmgw.wiring.memory import calm_collector
+from llmgw.wiring.memory import calm_collector, keep_freed_memory
 from llmgw.wiring.notify import Notifier, take_notifier
 from llmgw.wiring.own_identity import OwnIdentity, check_authority, told_address
 from llmgw.wiring.router import make_router, router_tls
@@ -347,6 +347,7 @@ async def run_control_plane(
                 controller, admin_url, listening, admin_token, agent_token_file, drain, stop, console_link, own, ca_file, public is not None
             )
             calm_collector()
+            keep_freed_memory()
             log.info(
                 "serving",
                 admin=admin_url,

@@ -29,6 +29,7 @@ from llmgw.settings.schema import LogSettings
 from llmgw.wiring.access_log_writer import LogWriter
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.memory import keep_freed_memory
 from llmgw.wiring.public_port import keep_fresh
 from llmgw.wiring.runs import clients_max
 
@@ -46,6 +47,7 @@ def worker_main(descriptor: int) -> int:
     for number in HELD_BACK:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+    keep_freed_memory()
     writer = LogWriter(sys.stdout.fileno(), shared=True)
     code = EXIT_OK
     try:
