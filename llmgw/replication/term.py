@@ -69,6 +69,7 @@ class TermStore:
         self._wanted = trio.Event()
         self.turn = trio.Lock()  # whoever changes or dumps the copy
         self.trouble = ""  # why nothing becomes durable
+        self._ended = False  # whoever comes now waits for nothing
         work.record(self._pending.append)
 
     @property
@@ -77,7 +78,7 @@ class TermStore:
         return len(self._pending)
 
     async def write(self, unit: Callable[[apsw.Connection], T], *, touches: bool) -> T:
-        """Returns when it is durable. Raises what the unit raises, OutcomeUnknown, StaleEpoch; Unavailable where nothing was stored."""
+        """Returns when it is durable. Raises what the unit raises, Unavailable: `outcome_unknown`, or nothing was stored."""
         if self.trouble and not touches:
             raise Unavailable(
                 f"nothing was stored, the replica takes no writes: {self.trouble}", code=STORAGE_UNAVAILABLE, retry_after_s=RETRY_AFTER_S
@@ -88,7 +89,9 @@ class TermStore:
         return result
 
     async def settle(self) -> None:
-        """Returns when everything that was committed before is durable and in the copy. Raises OutcomeUnknown, StaleEpoch."""
+        """Returns when everything that was committed before is durable and in the copy. Raises Unavailable."""
+        if self._ended:
+            raise _over()
         waiter = _Waiter()
         self._waiters.append(waiter)
         self._wanted.set()
@@ -106,7 +109,7 @@ class TermStore:
                 self._wanted = trio.Event()
                 await self._settle_all()
         finally:
-            self._let_go(Unavailable("this control plane does not lead any more; retry with the same key", code="outcome_unknown"))
+            self._let_go()
 
     async def begin(self) -> None:
         """The copy becomes what the working file is, all of which is durable. Before anybody writes."""
@@ -123,15 +126,20 @@ class TermStore:
     async def _settle_all(self) -> None:
         waiters, self._waiters = self._waiters, []
         committed = len(self._pending)
-        failed: LlmgwError | None = None
+        failed: LlmgwError | None = _over()  # also for a cancel, which ends the term: what was waited for did not come
         try:
             await self._acknowledge()
-        except (Unavailable, StaleEpoch) as err:
+        except StaleEpoch as err:
+            # No conflict, which would say that nothing was stored: what was uploaded before the one who leads now has listed is theirs.
+            self.trouble = err.message
+            self._told(err.message)
+        except Unavailable as err:
             failed = err
             self.trouble = err.message
             self._told(err.message)
         else:
             await self._make_current(committed)
+            failed = None
             self.trouble = ""
             self._told("")
         finally:
@@ -157,12 +165,17 @@ class TermStore:
         await self._acknowledge()
         await self._copy.replace(copy_whole(self.work.path), position)
 
-    def _let_go(self, err: LlmgwError) -> None:
+    def _let_go(self) -> None:
+        self._ended = True
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            waiter.failed = err
+            waiter.failed = _over()
             waiter.done.set()
 
     def close(self) -> None:
         with contextlib.suppress(LlmgwError):
             self.work.close()
+
+
+def _over() -> Unavailable:
+    return Unavailable("this control plane does not lead any more; retry with the same key", code="outcome_unknown")

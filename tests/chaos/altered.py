@@ -32,6 +32,28 @@ def no_epoch_check() -> None:
     connection._check_epoch = lambda *given: None
 
 
+def no_lease_read() -> None:
+    """A write to a replicated store is acknowledged once it is uploaded, whoever leads by then."""
+    from llmgw.replication import rules
+
+    object.__setattr__(rules.RULES, "acknowledgement", (rules.Step.UPLOAD,))
+
+
+def no_lease_answers(file: Path) -> None:
+    """While `file` is there, no request about a lease in a bucket is answered to this process; those of its Litestream are."""
+    from llmgw.lease.object_leases import ObjectLeases
+    from llmgw.lease.store import Unknown
+
+    run, is_on = ObjectLeases._run, file.exists
+
+    async def cut(self: ObjectLeases, work: Any) -> Any:
+        if is_on():
+            raise Unknown("the test answers nothing")
+        return await run(self, work)
+
+    ObjectLeases._run = cut  # type: ignore[method-assign]
+
+
 def freezes_before_a_change(file: Path) -> None:
     """Stops its own process (SIGSTOP), once, between everything that is asked of a change of a model and its transaction.
 
@@ -208,6 +230,8 @@ def fails_at_a_word() -> None:
 CHANGES: dict[str, Callable[..., None]] = {
     "fails-at-a-word": fails_at_a_word,
     "no-epoch-check": no_epoch_check,
+    "no-lease-read": no_lease_read,
+    "no-lease-answers": no_lease_answers,
     "freezes-before-a-change": freezes_before_a_change,
     "freezes-in-a-renewal": freezes_in_a_renewal,
     "freezes-in-a-write": freezes_in_a_write,

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -29,6 +29,7 @@ REPLICAS: Final = 3
 RATE: Final = 200.0  # requests a second; two cores carry the load, the router and everything else at that
 STREAM_S_MAX: Final = 60.0 if FULL else 3.0
 PLANES: Final = ("ctl-a", "ctl-b")
+LOOPBACK: Final = "127.0.0.1"
 NODES: Final = ("node-1", "node-2")
 ENGINE_PORTS: Final = 10
 NODE_LOST_AFTER_S: Final = 3.0
@@ -36,15 +37,46 @@ RESTART_BACKOFF_S: Final = 0.5
 SPARE: Final = "spare"  # a model that no load is on: its engines may be killed
 
 
+class Kept(Protocol):
+    """Where control planes keep their store, as their files say it. `environ` is what their processes need for it."""
+
+    environ: Mapping[str, str]
+
+    def table(self, plane: str) -> str:
+        """What stands in [store] of the one of that name."""
+        ...
+
+    def prepare(self, data_dir: Path) -> None:
+        """What must be in a control plane's data directory before it starts."""
+        ...
+
+
+class SharedFile:
+    """A file in `folder`, which they share; their tokens are made beside it."""
+
+    environ: Mapping[str, str] = {}
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def table(self, plane: str) -> str:
+        return f'path = "{self.folder}/llmgw.db"'
+
+    def prepare(self, data_dir: Path) -> None:
+        """Nothing."""
+
+
 class Plane:
-    """One control plane on the store in the folder `store`. `program` is its newest process.
+    """One control plane on a store that is kept so. `program` is its newest process.
 
     `tables` is the rest of its file, as TOML, and begins in [router]. `altered` may be set before it starts, as `Program` has it.
+    `host` is the address of this machine under which agents and routers know it.
     """
 
-    def __init__(self, name: str, folder: Path, store: Path, tables: str) -> None:
-        self.name, self.folder = name, folder
+    def __init__(self, name: str, folder: Path, kept: Kept, tables: str, host: str = LOOPBACK) -> None:
+        self.name, self.folder, self.host = name, folder, host
         self.altered: Sequence[str] = ()
+        self.environ = dict(kept.environ)
         self.data_dir = folder / name
         self.port, self.router_port = free_port(), free_port()
         self.log = folder / f"{name}.log"
@@ -56,7 +88,7 @@ name = "{name}"
 data_dir = "{self.data_dir}"
 admin_listen = "127.0.0.1:{self.port}"
 [store]
-path = "{store}/llmgw.db"
+{kept.table(name)}
 [auth]
 required = false
 [router]
@@ -64,6 +96,7 @@ listen = "127.0.0.1:{self.router_port}"
 {tables}
 """
         )
+        kept.prepare(self.data_dir)
 
     @property
     def program(self) -> Any:
@@ -75,7 +108,8 @@ listen = "127.0.0.1:{self.router_port}"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        """As agents and routers know it."""
+        return f"http://{self.host}:{self.port}"
 
     @property
     def router_address(self) -> str:
@@ -95,7 +129,7 @@ listen = "127.0.0.1:{self.router_port}"
         return self.program.output
 
     def start(self) -> None:
-        self.programs.append(Program(["server", "--config", str(self.file)], self.folder, self.name, altered=self.altered))
+        self.programs.append(Program(["server", "--config", str(self.file)], self.folder, self.name, self.environ, self.altered))
 
     def wait_serving(self) -> None:
         wait_for(lambda: self.serves() or self.program.process.poll() is not None, f"{self.name} serves")
@@ -123,9 +157,23 @@ listen = "127.0.0.1:{self.router_port}"
 
 
 class Site:
-    """The files of all roles in `folder`, and the processes. `store` is the folder that the control planes share."""
+    """The files of all roles in `folder`, and the processes.
 
-    def __init__(self, folder: Path, *, ttl_s: float, renew_s: float, poll_s: float, store: Path | None = None) -> None:
+    `store` is the folder that the control planes share, of which they have the agents' token at least; `kept` is where their store is
+    when it is not there. `hosts` are those addresses of control planes that are not 127.0.0.1, by name.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        ttl_s: float,
+        renew_s: float,
+        poll_s: float,
+        store: Path | None = None,
+        kept: Kept | None = None,
+        hosts: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.store = store or folder / "shared"
         self.store.mkdir(exist_ok=True)
@@ -144,7 +192,8 @@ restart_backoff_s = [{RESTART_BACKOFF_S}]
 [route]
 drain_s = {STREAM_S_MAX + 5}
 """
-        self.planes = {name: Plane(name, folder, self.store, tables) for name in PLANES}
+        kept = kept or SharedFile(self.store)
+        self.planes = {name: Plane(name, folder, kept, tables, (hosts or {}).get(name, LOOPBACK)) for name in PLANES}
         self.programs: dict[str, Program] = {}
         self.router_port = free_port()
         self._others: list[Program] = []
@@ -277,13 +326,16 @@ token_file = "{self.store}/agent-token"
 class Pair:
     """Two control planes alone, without routers; nothing else knows of them. Each one's file holds a model."""
 
-    def __init__(self, folder: Path, lease: str = "", models: Sequence[str] = ("from-the-file",) * 2) -> None:
-        """`lease` is the table of that name, for both; `models` names the model of each."""
+    def __init__(
+        self, folder: Path, lease: str = "", models: Sequence[str] = ("from-the-file",) * 2, kept: Callable[[Path], Kept] = SharedFile
+    ) -> None:
+        """`lease` is the table of that name, for both; `models` names the model of each; `kept(folder)` where their store is."""
         self.folder = folder
         self.store = folder / "shared"
         self.store.mkdir(parents=True)
+        where = kept(self.store)
         self.planes = [
-            Plane(name, folder, self.store, f"embedded = false\n{lease}\n{model_table(model)}")
+            Plane(name, folder, where, f"embedded = false\n{lease}\n{model_table(model)}")
             for name, model in zip(PLANES, models, strict=True)
         ]
 

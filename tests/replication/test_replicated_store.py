@@ -24,6 +24,7 @@ class Lease:
     epoch: int = 0
     base: str = ""
     settings_version: int = 0
+    silent: trio.Event | None = None  # where there is one, no read of the lease is answered before it is set
 
     def claim(self, owner: str, cluster: str = "c") -> Claim:
         self.epoch += 1
@@ -31,6 +32,8 @@ class Lease:
         return Claim(ClusterId(cluster), self.epoch, OwnerId(owner), tenure, *said, prove=self.prove, publish=self.publish)
 
     async def prove(self, epoch: int) -> None:
+        if self.silent is not None:
+            await self.silent.wait()
         if epoch != self.epoch:
             raise StaleEpoch("somebody else leads", epoch=self.epoch, owner="other")
 
@@ -96,13 +99,47 @@ async def test_a_deposed_leader_acknowledges_nothing_and_its_writes_reach_nobody
     old = await leads(one, lease, "a")
     await one.write(add, old, "x")
     new = await leads(two, lease, "b")
-    with pytest.raises(StaleEpoch):
+    with pytest.raises(Unavailable) as caught:  # a conflict would say that nothing was stored, which nobody knows here
         await one.write(add, old, "zombie")
+    assert caught.value.code == "outcome_unknown"
     await two.write(add, new, "y")
     assert await one.read(holds) == ["x"]
     assert await two.read(holds) == ["x", "y"]
     await leads(one, lease, "a")
     assert await one.read(holds) == ["x", "y"]
+
+
+async def test_a_write_whose_term_ends_while_it_waits_is_not_acknowledged(planes, lease, nursery):
+    """It was: whoever waited was let go of without a failure."""
+    one = await planes("one")
+    epoch = await leads(one, lease, "a")
+    lease.silent = trio.Event()
+    caught = []
+
+    async def write() -> None:
+        try:
+            caught.append(await one.write(add, epoch, "x"))
+        except Unavailable as err:
+            caught.append(err.code)
+
+    nursery.start_soon(write)
+    with trio.fail_after(10):
+        while not one.pending:
+            await trio.sleep(0.01)
+        await one.end_lead(fenced=True)
+        await trio.testing.wait_all_tasks_blocked()
+    assert caught == ["outcome_unknown"]
+    assert await one.read(holds) == []
+
+
+async def test_a_write_that_is_committed_when_its_term_has_ended_waits_for_nothing(planes, lease):
+    one = await planes("one")
+    await leads(one, lease, "a")
+    term = one._term
+    await one.end_lead(fenced=True)
+    with trio.fail_after(10), pytest.raises(Unavailable) as caught:
+        await term.settle()
+    assert caught.value.code == "outcome_unknown"
 
 
 async def test_nothing_is_read_before_it_is_durable(planes, lease, replica):
