@@ -183,7 +183,9 @@ def join_by(token: JoinToken, config: Path, name: str, address: str, data_dir: P
         write_new(kept, text, replace=True)
         write_new(config, after, replace=True)
         said.append(f"amended {config}; as it was: {kept}")
-    said.append(f"next: llmgw {role.value if role is not MachineRole.AGENT else 'agent'} --config {config}")
+    if role is MachineRole.SERVER:
+        said.append("it needs credentials for the store's bucket: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or [store] s3_credentials")
+    said.append(f"next: llmgw {role.value} --config {config}")
     return said
 
 
