@@ -19,6 +19,9 @@ ROLES = ("server", "router", "agent")
 @click.option("--role", type=click.Choice(ROLES), help="What this machine is to be.  [default: server]")
 @click.option("--name", help="What it is called.  [default: the machine's host name]")
 @click.option("--store", metavar="STORE", help="file, none, or s3://BUCKET/PREFIX.  [default: file]")
+@click.option("--s3-endpoint", metavar="URL", help="Of an object store that is not AWS.")
+@click.option("--s3-region", metavar="REGION", help="Of the object store.  [default: us-east-1]")
+@click.option("--s3-credentials", metavar="WHERE", help="env, or file:PATH.  [default: env, the AWS_ variables]")
 @click.option("--listen", metavar="HOST:PORT", help="Where the admin port listens.  [default: 127.0.0.1:8081, this machine only]")
 @click.option("--advertise", metavar="URL", help="How other machines reach it, such as https://ctl-1.example:8081.")
 @click.option("--data-dir", type=PathOption(), help="Where it keeps its state.  [default: as the role has it]")
@@ -54,6 +57,8 @@ def _ask(asked: dict[str, Any]) -> None:
     asked.setdefault("name", click.prompt("Its name", default=socket.gethostname().partition(".")[0]))
     if asked["role"] == "server":
         asked.setdefault("store", click.prompt("Its store: file, none, or s3://BUCKET/PREFIX", default="file"))
+        if asked["store"].startswith("s3://") and "s3_endpoint" not in asked:
+            asked["s3_endpoint"] = click.prompt("The object store's address; empty for AWS", default="", show_default=False)
         if "listen" not in asked and click.confirm("Shall other machines reach it", default=False):
             asked["listen"] = click.prompt("Where it listens", default="0.0.0.0:8081")
             asked.setdefault("advertise", click.prompt("How they reach it", default=f"https://{socket.getfqdn()}:8081"))

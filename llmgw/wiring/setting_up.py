@@ -48,6 +48,9 @@ class Wanted:
     role: str = "server"
     name: str = ""
     store: str = "file"
+    s3_endpoint: str = ""
+    s3_region: str = ""
+    s3_credentials: str = ""
     listen: str = ""
     advertise: str = ""
     data_dir: Path | None = None
@@ -87,14 +90,19 @@ def file_text(wanted: Wanted) -> str:
             server["advertise"] = wanted.advertise
         tables = {"server": server}
         if wanted.store != "none":
-            tables["store"] = {} if wanted.store == "file" else {"replica": wanted.store}
-            tables["store"] = {"path": "llmgw.db", **tables["store"]}
+            tables["store"] = {"path": "llmgw.db"} if wanted.store == "file" else _on_bucket(wanted)
         tables["router"] = {"listen": "127.0.0.1:8080"}
         tables["auth"] = {"required": True}
     else:
         planes = {"control_planes": ["http://127.0.0.1:8081"], "data_dir": folder}
         tables = {"agent": {"name": name, **planes}} if wanted.role == "agent" else {"router": {"listen": "127.0.0.1:8080", **planes}}
     return f"# Written by `llmgw init`. Every setting: llmgw.toml.example, docs/reference/settings.md.\n{tomli_w.dumps(tables)}"
+
+
+def _on_bucket(wanted: Wanted) -> dict[str, str]:
+    """`[store]` of a replicated store."""
+    said = {"s3_endpoint": wanted.s3_endpoint, "s3_region": wanted.s3_region, "s3_credentials": wanted.s3_credentials}
+    return {"replica": wanted.store, **{key: value for key, value in said.items() if value}}
 
 
 def _begin_server(machine: Machine, loaded: Loaded) -> list[str]:
@@ -121,6 +129,8 @@ def _begin_server(machine: Machine, loaded: Loaded) -> list[str]:
 
 
 def _next_step(wanted: Wanted, config: Path) -> str:
+    if wanted.role == "server" and wanted.store.startswith("s3://") and not wanted.s3_credentials:
+        return f"next: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY into its environment, then llmgw server --config {config}"
     if wanted.role != "server":
         return f"next: llmgw {wanted.role} --config {config} (or `echo TOKEN | llmgw join`, for control planes on other machines)"
     return f"next: llmgw server --config {config}"

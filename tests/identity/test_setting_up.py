@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from llmgw.domain.errors import Conflict
 from llmgw.settings.file_edit import with_keys
+from llmgw.settings.load import load_file
+from llmgw.wiring import setting_up
 from tests.programs import Program, free_port, free_ports, program, wait_for
 
 HOST = "127.0.0.2"
@@ -248,3 +250,14 @@ def test_dev_that_other_machines_reach_speaks_tls_and_ctl_and_its_agent_know_by_
         dev.wait_output(f"llmgw serves at https://0.0.0.0:{public}/v1")
         wait_for(lambda: "ready" in llmgw("ctl", "node", "list", **home).stdout, "its node is ready")
         assert dev.end(signal.SIGINT) in (0, 130)
+
+
+def test_init_on_a_bucket_writes_what_its_store_needs_and_says_what_it_still_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "llmgw.toml"
+    bucket = setting_up.Wanted(store="s3://b/p", s3_endpoint="http://127.0.0.1:9000", s3_region="r", data_dir=tmp_path / "data")
+    said = setting_up.set_up(file, bucket)
+    store = load_file(file).settings.store
+    assert store is not None
+    assert (store.replica, store.s3_endpoint, store.s3_region, store.s3_credentials) == ("s3://b/p", "http://127.0.0.1:9000", "r", "env")
+    assert "AWS_ACCESS_KEY_ID" in said[-1]
+    assert (tmp_path / "data" / "ca" / "ca.key").exists()
