@@ -254,10 +254,10 @@ def test_dev_that_other_machines_reach_speaks_tls_and_ctl_and_its_agent_know_by_
 
 def test_init_on_a_bucket_writes_what_its_store_needs_and_says_what_it_still_lacks(tmp_path: Path) -> None:
     file = tmp_path / "llmgw.toml"
-    bucket = setting_up.Wanted(store="s3://b/p", s3_endpoint="http://127.0.0.1:9000", s3_region="r", data_dir=tmp_path / "data")
+    bucket = setting_up.Wanted(store="s3://bucket/p", s3_endpoint="http://127.0.0.1:9000", s3_region="r", data_dir=tmp_path / "data")
     said = setting_up.set_up(file, bucket)
     store = load_file(file).settings.store
     assert store is not None
-    assert (store.replica, store.s3_endpoint, store.s3_region, store.s3_credentials) == ("s3://b/p", "http://127.0.0.1:9000", "r", "env")
+    assert (store.replica, store.s3_endpoint, store.s3_region, store.s3_credentials) == ("s3://bucket/p", "http://127.0.0.1:9000", "r", "env")
     assert "AWS_ACCESS_KEY_ID" in said[-1]
     assert (tmp_path / "data" / "ca" / "ca.key").exists()
