@@ -201,6 +201,12 @@ async def run_control_plane(
             held.callback(one.close)
         on_loopback = _is_loopback(settings.server.admin_listen)
         secured = settings.tls.secures(loopback=on_loopback)
+        if secured and settings.server.advertise.startswith("http://"):
+            raise Invalid(
+                f"server.advertise is {settings.server.advertise}, and {settings.server.admin_listen} speaks TLS: say https:// there, "
+                'and in control_planes of agents and routers, or [tls] plain = "anywhere" where nobody else can listen in',
+                param="server.advertise",
+            )
         admin_url = f"{'https' if secured else 'http'}://{_dialled(admin_sockets[0])}"
 
         folder = ca_folder(settings)

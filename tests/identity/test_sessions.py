@@ -395,6 +395,13 @@ async def test_on_the_machine_itself_the_token_of_the_file_counts_over_tls_too(t
         assert (status, body["error"]["code"]) == (409, "no_address")  # 0.0.0.0 tells nobody where it is
 
 
+async def test_an_address_without_tls_is_not_told_of_a_port_that_speaks_it(tmp_path: Path):
+    text = file_of(tmp_path, plain="loopback", host="0.0.0.0").replace("[store]", 'advertise = "http://ctl-1:8081"\n[store]')
+    with pytest.RaisesGroup(pytest.RaisesExc(Invalid, match="say https:// there"), flatten_subgroups=True):
+        async with plane(tmp_path, text):
+            raise AssertionError("it has started")
+
+
 async def test_on_loopback_nothing_is_made_and_nothing_is_secured(tmp_path: Path):
     async with plane(tmp_path, file_of(tmp_path, plain="loopback", host="127.0.0.1")) as control:
         assert control.url.startswith("http://")
