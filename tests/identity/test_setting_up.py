@@ -20,7 +20,9 @@ from llmgw.domain.errors import Conflict
 from llmgw.settings.file_edit import with_keys
 from llmgw.settings.load import load_file
 from llmgw.wiring import setting_up
+from tests.lease.places import write_credentials
 from tests.programs import Program, free_port, free_ports, program, wait_for
+from tests.seaweed import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, seaweed
 
 HOST = "127.0.0.2"
 
@@ -35,28 +37,29 @@ def llmgw(*args: str, stdin: str = "", **environ: str) -> subprocess.CompletedPr
 class Site:
     """A control plane set up by `init` on another address than 127.0.0.1, and what its operator's shell knows."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str, lease: str = "") -> None:
+        """`more` options of `init`."""
         self.folder = folder
         self.config = folder / "ctl.toml"
         self.data_dir = folder / "ctl"
         self.url = f"https://{HOST}:{free_port()}"
         done = llmgw(
             "init", "--yes", "--config", str(self.config), "--name", "ctl-1", "--listen", self.url.removeprefix("https://"),
-            "--advertise", self.url, "--data-dir", str(self.data_dir),
+            "--advertise", self.url, "--data-dir", str(self.data_dir), *more,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         self.said = done.stdout
         # Loopback is all that a test has: this makes it the address of another machine.
         text = self.config.read_text().replace("127.0.0.1:8080", f"{HOST}:{free_port()}")
-        self.config.write_text(text.replace("required = true", "required = false") + '[tls]\nplain = "never"\n')
+        self.config.write_text(text.replace("required = true", "required = false") + f'[tls]\nplain = "never"\n{lease}')
 
     @property
     def token(self) -> str:
         return (self.data_dir / "admin-token").read_text().strip()
 
-    def ctl(self, *args: str) -> subprocess.CompletedProcess[str]:
+    def ctl(self, *args: str, url: str = "") -> subprocess.CompletedProcess[str]:
         environ = {"LLMGW_TOKEN": self.token, "LLMGW_CA": str(self.data_dir / "ca" / "ca.pem"), "HOME": str(self.folder)}
-        return llmgw(*args, "--server", self.url, **environ)
+        return llmgw(*args, "--server", url or self.url, **environ)
 
     def rows(self, *args: str, noun: str) -> dict[str, dict]:
         done = self.ctl(*args, "--output", "json")
@@ -262,3 +265,35 @@ def test_init_on_a_bucket_writes_what_its_store_needs_and_says_what_it_still_lac
     assert (store.s3_region, store.s3_credentials) == ("r", "env")
     assert "AWS_ACCESS_KEY_ID" in said[-1]
     assert (tmp_path / "data" / "ca" / "ca.key").exists()
+
+
+def test_a_control_plane_of_another_machine_joins_by_one_command_and_leads_when_the_first_is_gone(tmp_path: Path):
+    """Two machines and a bucket, as docs/two-machines.md sets them up."""
+    bucket = tmp_path / "s3"
+    bucket.mkdir()
+    with seaweed(bucket) as s3:
+        keys = tmp_path / "keys"
+        write_credentials(keys, ACCESS_KEY_ID, SECRET_ACCESS_KEY)
+        store = ("--store", f"s3://{BUCKET}/cluster", "--s3-endpoint", s3.endpoint, "--s3-credentials", f"file:{keys}")
+        site = Site(tmp_path, *store, lease="[lease]\nttl_s = 3\nrenew_s = 1\npoll_s = 0.3\n")
+        other, url = tmp_path / "other.toml", f"https://127.0.0.3:{free_port()}"
+        with program(["server", "--config", str(site.config)], tmp_path, "first") as first:
+            site.serves(first)
+            joined = llmgw(
+                "join", "--config", str(other), "--data-dir", str(tmp_path / "other"), "--address", "127.0.0.3",
+                stdin=site.added("server", "add", "ctl-2"),
+            )  # fmt: skip
+            assert joined.returncode == 0, joined.stderr
+            assert "credentials" in joined.stdout
+            text = other.read_text().replace("https://127.0.0.3:8081", url).replace("127.0.0.3:8081", url.removeprefix("https://"))
+            rest = f'[router]\nlisten = "127.0.0.3:{free_port()}"\n[tls]\nplain = "never"\n'
+            other.write_text(with_keys(text, "store", {"s3_credentials": f"file:{keys}"}) + rest)
+            with program(["server", "--config", str(other)], tmp_path, "second") as second:
+                site.serves(second)
+                first.wait_output("a control plane stands by")
+                held = site.ctl("ctl", "hold", "add", "rack-1", "--reason", "x", url=url)
+                assert held.stdout == "facility rack-1: held (durability: replicated)\n", held.stderr
+                first.kill()
+                second.wait_output("event=leading")
+                assert "rack-1" in site.ctl("ctl", "hold", "list", url=url).stdout
+                assert "first-" in site.ctl("ctl", "hold", "list", url=url).stdout, "by whom"
