@@ -126,12 +126,15 @@ class Form:
 
 
 class Heads(Generic[_Read]):
-    """Heads that were read before, by their forms. Forgets all when it is full. `last`: the one that was found or kept last."""
+    """Heads that were read before, by their forms. Forgets all when it is full. `last`: the one that was found or kept last.
+
+    `beside` shares what another one knows, and not its last: a thousand engines of one kind say one head, which is then one object.
+    """
 
     __slots__ = ("_known", "last")
 
-    def __init__(self) -> None:
-        self._known: dict[bytes, _Read] = {}
+    def __init__(self, beside: Heads[_Read] | None = None) -> None:
+        self._known: dict[bytes, _Read] = {} if beside is None else beside._known
         self.last: _Read | None = None
 
     def get(self, form: Form) -> _Read | None:

@@ -863,9 +863,10 @@ class Connection(Client):
         engine_name = choice.candidate.engine_name
         call.hidden = call.usage is not None and state.tells_usage
         body = asked.as_sent(engine_name, *((call.usage,) if call.usage is not None and call.hidden else ()))
+        size = len(body[0]) if len(body) == 1 else sum(map(len, body))
         head = b"POST %b%b HTTP/1.1\r\n%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
             state.base, call.head.target, state.head_lines(known.route.family is Family.ANTHROPIC), known.forwarded,
-            call.exchange.id, sum(map(len, body)),
+            call.exchange.id, size,
         )  # fmt: skip
         if call.exchange.attempts == 1:  # read anew, because the reactor's clock stands still while we work
             router = self.router
@@ -873,7 +874,7 @@ class Connection(Client):
             router.metrics.asked(call.exchange.model_label, overhead_s if overhead_s > 0 else 0.0)
         self._reads = 0
         self.relay = relay = Relay(self, self.router, call, state, upstream)
-        relay.start(head, body)
+        relay.start(head, body, size)
 
     # --- what a relay asks
 

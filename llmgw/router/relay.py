@@ -160,16 +160,18 @@ class Relay(User):
         self._missed = False  # there may be more to read, but the client was slow
         upstream.user = self
 
-    def start(self, head: bytes, body: list[Piece]) -> None:
-        """Sends the request."""
+    def start(self, head: bytes, body: list[Piece], size: int) -> None:
+        """Sends the request. `size`: of the whole body."""
         self.link.set_deadline(self.call.policy.route.first_byte_timeout_s)
+        upstream, size, first = self.upstream, size + len(head), body[0]
         several: list[Piece] = [head, *body]
-        size = sum(map(len, several))
-        upstream = self.upstream
         try:
             if size < JOIN_MAX:
-                several = [b"".join(several)]
-                sent = upstream.send(several[0])
+                whole = head + first if len(body) == 1 and isinstance(first, bytes) else b"".join(several)
+                sent = upstream.send(whole)
+                if sent == size:
+                    return None
+                several = [whole]
             elif upstream.secure:
                 sent = 0
             else:  # by one call, so that no packet goes out with the head alone

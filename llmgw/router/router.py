@@ -33,7 +33,7 @@ from llmgw.router.engine_load import POLLS_PER_S_MAX
 from llmgw.router.exchange import Exchange, Known
 from llmgw.router.families import NOT_OFFERED, ROUTES, Problem, cut, not_offered, problem_of
 from llmgw.router.gate import Gate
-from llmgw.router.http1 import Head, Heads
+from llmgw.router.http1 import AnswerHead, Head, Heads
 from llmgw.router.keys import Keyring
 from llmgw.router.limits import Parallel
 from llmgw.router.metrics import METRICS_HEADERS, EndpointFigures, Following, Metrics, accounted, counted, followed
@@ -107,6 +107,7 @@ class Router:
         self.table: RoutingTable = EMPTY
         self.reactor = reactor or Reactor(machine.now_s)
         self.heads: Heads[Head] = Heads()
+        self.answer_heads: Heads[AnswerHead] = Heads()
         self.metrics = Metrics()
         self.parallel = Parallel()
         self.rates = Rates()
@@ -197,7 +198,7 @@ class Router:
             self._retired.append(state)
         for known, endpoint in wanted.items():
             if known not in self._states:
-                self._states[known] = EndpointState(endpoint, self.reactor, now_s, self.cell_of(endpoint))
+                self._states[known] = EndpointState(endpoint, self.reactor, now_s, self.cell_of(endpoint), self.answer_heads)
         self._forget_retired()
         self._set_table()
 

@@ -143,13 +143,16 @@ class Upstream(Source):
 class EndpointState:
     """What the router knows of one endpoint at one address with one key. Owns its pooled connections.
 
-    `running` are this process's own requests there; `cell` is where it counts them for the router's other workers to see.
+    `running` are this process's own requests there; `cell` is where it counts them for the router's other workers to see. `heads` is
+    what endpoints have told that it may share.
     """
 
-    def __init__(self, endpoint: Endpoint, reactor: Reactor, now_s: float, cell: Cell | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, reactor: Reactor, now_s: float, cell: Cell | None = None, heads: Heads[AnswerHead] | None = None
+    ) -> None:
         self.endpoint = endpoint
         self.reactor = reactor
-        self.heads: Heads[AnswerHead] = Heads()
+        self.heads: Heads[AnswerHead] = Heads(heads)
         self.running = 0
         self._cell = cell
         self.promised = 0  # places kept for those who waited for one (`turns`)

@@ -352,3 +352,18 @@ def test_what_is_taken_for_one_whole_chunk_is_that_to_the_reader_and_written_as_
         assert chunk(data[at:-2]) == data
     elif data in (b"3\r\nabc\r\n", b"a\r\n0123456789\r\n"):
         pytest.fail("a whole chunk went the long way")
+
+
+def test_engines_that_say_one_head_share_it_and_each_keeps_its_own_last() -> None:
+    shared: Heads[AnswerHead] = Heads()
+    one, other = Heads(shared), Heads(shared)
+    for heads, kind in ((one, b"a"), (other, b"b"), (other, b"a"), (one, b"b")):
+        reader = ResponseReader(heads)
+        reader.feed(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: 0\r\n\r\n" % kind)
+        assert reader.complete
+        assert heads.last is reader.head
+        assert reader.get(b"content-type") == kind
+    assert one.last is not other.last
+    reader = ResponseReader(other)
+    reader.feed(b"HTTP/1.1 200 OK\r\ncontent-type: b\r\ncontent-length: 0\r\n\r\n")
+    assert reader.head is one.last
