@@ -218,6 +218,8 @@ class ReplicatedStore(CopiedStore):
 
         async def refuse() -> None:
             self._keeping = self._term = None
+            if term is not None:
+                self._copy.as_of_s = self._machine.now_s()
 
         async def upload() -> None:
             if fenced or term is None:
@@ -261,11 +263,11 @@ class ReplicatedStore(CopiedStore):
     async def news(self, position: Position) -> News:
         """For a standby that has `position`; waits up to NEWS_S_MAX for something new. Raises Unavailable where nobody leads here."""
         until_s = self._machine.now_s() + NEWS_S_MAX
-        while (term := self._term) is not None:
+        while self._term is not None:
             changed = self._feed.changed
             changes = self._feed.after(position)
             if changes is None:
-                async with term.turn:
+                async with self._copy.turn:
                     at, whole = await self._copy.dump()
                 return News(at, (), whole)
             if changes or not await wait_woken(self._machine, changed, until_s):
@@ -276,22 +278,24 @@ class ReplicatedStore(CopiedStore):
 
     async def follow(self, news: News) -> bool:
         """What a leader told. Returns whether anything is new. Raises Diverged, Invalid, Unavailable."""
-        if self._keeping is not None:
-            return False  # this one takes over: its own file is newer
-        if news.whole is not None:
-            await self._copy.replace(write_whole(news.whole), news.position)
-        elif news.changes:
-            await self._copy.apply(news.changes, news.position)
-        self._copy.as_of_s = self._machine.now_s()
+        async with self._copy.turn:
+            if self._keeping is not None:
+                return False  # this one takes over: its own file is newer
+            if news.whole is not None:
+                await self._copy.replace(write_whole(news.whole), news.position)
+            elif news.changes:
+                await self._copy.apply(news.changes, news.position)
+            self._copy.as_of_s = self._machine.now_s()
         return news.whole is not None or bool(news.changes)
 
     async def restore_copy(self, base: str) -> None:
         """While nobody leads: what is published. Raises Invalid, Unavailable."""
         asked_s = self._machine.now_s()
         fill = await _restored(self._machine, self._replica, base, self._copy.folder)
-        if self._keeping is None:
-            await self._copy.replace(fill, Position())
-            self._copy.as_of_s = asked_s
+        async with self._copy.turn:
+            if self._keeping is None:
+                await self._copy.replace(fill, Position())
+                self._copy.as_of_s = asked_s
 
     def _tell_version(self, keeping: _Keeping) -> None:
         """The settings have a new version: the lease is to say so, that the next leader can tell whether it was given it."""

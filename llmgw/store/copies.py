@@ -16,6 +16,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import apsw
 import attrs
+import trio
 
 from llmgw.domain.errors import LlmgwError
 from llmgw.domain.ports import Machine
@@ -101,12 +102,14 @@ class _Held:
 
 
 class Copy:
-    """Built by `open`. `folder` belongs to this process; `position` is what the copy has; one caller changes it at a time."""
+    """Built by `open`. `folder` belongs to this process; `position` is what the copy has. Whoever changes it, or needs it to stand
+    still, holds `turn`: a standby that follows and a leader that begins may meet here."""
 
     def __init__(self, machine: Machine, folder: Path, held: _Held) -> None:
         self._machine = machine
         self.folder = folder
         self._held = held
+        self.turn = trio.Lock()
         self.position = Position()
         self.as_of_s: float | None = None  # when this was last known to be all that there is; None: since before this process
 
@@ -153,7 +156,7 @@ class Copy:
         self.position = position
 
     async def dump(self) -> tuple[Position, bytes]:
-        """The whole file as it is at its position. Whoever changes the copy waits meanwhile."""
+        """The whole file as it is at its position."""
         position = self.position
         return position, await self.read(lambda connection: connection.serialize("main"))
 
