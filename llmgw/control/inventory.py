@@ -37,6 +37,7 @@ class NodeEntry:
     clock_ahead_s: float = 0.0
     known_token: FencingToken | None = None
     obeys: FencingToken | None = None  # the highest token that its agent has said it has met
+    deposed_by: FencingToken | None = None  # whom its last inventory named, where that is somebody newer than we who lead
     answered: FencingToken | None = None  # the last barrier that it answered; a session opened anew does not take it back
     replicas: dict[ReplicaId, ReplicaReport] = attrs.Factory(dict)
     reported_s: dict[ReplicaId, float] = attrs.Factory(dict)  # when each report came, so that its age goes on
@@ -150,6 +151,7 @@ class Inventory:
         entry.seen = entry.shown = None
         entry.replicas = {report.order.id: report for report in message.replicas}
         entry.reported_s = dict.fromkeys(entry.replicas, now_s)
+        entry.deposed_by = obeyed if token is not None and obeyed.epoch > token.epoch else None
         if token is not None and (message.epoch, message.owner) == (token.epoch, token.owner):
             if entry.known_token != token:
                 self._forget_untaken(entry)
@@ -280,7 +282,9 @@ class Inventory:
         self._refusals.clear()
         for entry in self._nodes.values():
             entry.ordered.clear()
-            entry.known_token = entry.seen = entry.shown = None
+            # Whoever has told us of the one who leads now, before we had heard of it, does not say so again.
+            entry.known_token, entry.deposed_by = entry.deposed_by, None
+            entry.seen = entry.shown = None
         self._changed()
 
     def _prune(self) -> None:

@@ -83,6 +83,22 @@ def freezes_before_a_change(file: Path) -> None:
     Store.write = stops  # type: ignore[method-assign]
 
 
+def freezes_before_a_command(file: Path) -> None:
+    """Stops its own process (SIGSTOP), once, between its right to send a command and the sending; when `file` is there, which it
+    removes."""
+    from llmgw.control.sessions import Sessions
+    from llmgw.protocol.messages import Command
+
+    send = Sessions.send_nowait
+
+    def stops(self: Sessions, node: Any, message: Any) -> None:
+        if isinstance(message, Command) and taken(file):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        send(self, node, message)
+
+    Sessions.send_nowait = stops  # type: ignore[method-assign]
+
+
 def freezes_in_a_renewal(file: Path) -> None:
     """Stops its own process (SIGSTOP), once, while it has the lock of `lease.db`; when `file` is there, which it removes."""
     from llmgw.lease import file as lease_file
@@ -233,6 +249,7 @@ CHANGES: dict[str, Callable[..., None]] = {
     "no-lease-read": no_lease_read,
     "no-lease-answers": no_lease_answers,
     "freezes-before-a-change": freezes_before_a_change,
+    "freezes-before-a-command": freezes_before_a_command,
     "freezes-in-a-renewal": freezes_in_a_renewal,
     "freezes-in-a-write": freezes_in_a_write,
     "answers-before-the-commit": answers_before_the_commit,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import subprocess
 import sys
@@ -74,10 +75,7 @@ class Faults:
     def kill_as_a_unit(self, leader: Plane) -> None:
         """SIGKILL, and what systemd then runs of the unit."""
         leader.program.kill()
-        owner = leader.data_dir / "owner.json"
-        release = [sys.executable, "-m", "llmgw", "lease", "release", "--if-owner-file", str(owner)]
-        done = subprocess.run(release, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        release_lease(leader)
         self._wait_taken_over()
         self._start(leader)
 
@@ -193,6 +191,13 @@ class Faults:
 
     def _wait_standing_by(self, plane: Plane) -> None:
         wait_for(lambda: (plane.leader() or {}).get("is_me") is False, f"{plane.name} stands by")
+
+
+def release_lease(dead: Plane) -> None:
+    """What the unit of a process that has died runs."""
+    args = [sys.executable, "-m", "llmgw", "lease", "release", "--if-owner-file", str(dead.data_dir / "owner.json")]
+    done = subprocess.run(args, env={**os.environ, **dead.environ}, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def child_of(plane: Plane) -> list[psutil.Process]:

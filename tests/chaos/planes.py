@@ -32,6 +32,7 @@ PLANES: Final = ("ctl-a", "ctl-b")
 LOOPBACK: Final = "127.0.0.1"
 NODES: Final = ("node-1", "node-2")
 ENGINE_PORTS: Final = 10
+HEARTBEAT_S: Final = 0.5
 NODE_LOST_AFTER_S: Final = 3.0
 RESTART_BACKOFF_S: Final = 0.5
 SPARE: Final = "spare"  # a model that no load is on: its engines may be killed
@@ -50,6 +51,14 @@ class Kept(Protocol):
         """What must be in a control plane's data directory before it starts."""
         ...
 
+    def lease(self) -> dict[str, Any]:
+        """The record that decides who leads."""
+        ...
+
+    def restored(self) -> Path:
+        """A folder with an `llmgw.db` of everything that the next leader would have."""
+        ...
+
 
 class SharedFile:
     """A file in `folder`, which they share; their tokens are made beside it."""
@@ -64,6 +73,12 @@ class SharedFile:
 
     def prepare(self, data_dir: Path) -> None:
         """Nothing."""
+
+    def lease(self) -> dict[str, Any]:
+        return lease_record(self.folder)
+
+    def restored(self) -> Path:
+        return self.folder
 
 
 class Plane:
@@ -185,7 +200,7 @@ ttl_s = {ttl_s}
 renew_s = {renew_s}
 poll_s = {poll_s}
 [reconcile]
-heartbeat_s = 0.5
+heartbeat_s = {HEARTBEAT_S}
 node_lost_after_s = {NODE_LOST_AFTER_S}
 grace_s = 5
 restart_backoff_s = [{RESTART_BACKOFF_S}]
@@ -333,9 +348,9 @@ class Pair:
         self.folder = folder
         self.store = folder / "shared"
         self.store.mkdir(parents=True)
-        where = kept(self.store)
+        self.kept = kept(self.store)
         self.planes = [
-            Plane(name, folder, where, f"embedded = false\n{lease}\n{model_table(model)}")
+            Plane(name, folder, self.kept, f"embedded = false\n{lease}\n{model_table(model)}")
             for name, model in zip(PLANES, models, strict=True)
         ]
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 import contextlib
 import datetime
 import http.client
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.planes import Pair, Plane, lease_record
+from tests.chaos.bucket import Bucket
+from tests.chaos.faults import release_lease
+from tests.chaos.planes import Kept, Pair, Plane, SharedFile
 from tests.chaos.writer import Writer, lost_or_doubled
 from tests.programs import call, program, wait_for
+from tests.seaweed import seaweed
 
 pytestmark = pytest.mark.slow
 
@@ -25,17 +29,20 @@ LEASE = "[lease]\nttl_s = 30\nrenew_s = 0.5\npoll_s = 0.25"
 RENEWALS = 4  # of which the standby sees eight looks
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
+@pytest.fixture(params=["file", "bucket"])
+def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Each control plane of it reads a wall clock of its own, `clock_of`."""
-    one = Pair(tmp_path / "pair", LEASE)
-    for plane in one.planes:
-        plane.altered = (f"wall-clock={clock_of(plane)}",)
-    try:
+    with contextlib.ExitStack() as held:
+        kept: Callable[[Path], Kept] = SharedFile
+        if request.param == "bucket":
+            (tmp_path / "s3").mkdir()
+            kept = partial(Bucket, held.enter_context(seaweed(tmp_path / "s3")))
+        one = Pair(tmp_path / "pair", LEASE, kept=kept)
+        held.callback(one.close)
+        for plane in one.planes:
+            plane.altered = (f"wall-clock={clock_of(plane)}",)
         one.start()
         yield one
-    finally:
-        one.close()
 
 
 def clock_of(plane: Plane) -> Path:
@@ -75,8 +82,8 @@ token_file = "{pair.store}/agent-token"
                 now_s = wall_s(stepped)
                 clock_of(stepped).write_text(f"{step_s}")
                 wait_for(lambda: abs(wall_s(stepped) - now_s) > DAY_S / 2, "the clock is stepped")  # noqa: B023
-                upto = lease_record(pair.store)["seq"] + RENEWALS
-                while lease_record(pair.store)["seq"] < upto and not writer.wrong:
+                upto = pair.kept.lease()["seq"] + RENEWALS
+                while pair.kept.lease()["seq"] < upto and not writer.wrong:
                     writer.change()
                 assert leader.confirmed()
                 clock_of(stepped).unlink()
@@ -92,9 +99,10 @@ token_file = "{pair.store}/agent-token"
 
     clock_of(other).write_text(f"{-DAY_S}")
     leader.program.kill()
+    release_lease(leader)  # on a bucket nobody else can see that its process is gone
     wait_for(other.confirmed, "the one whose clock is a day behind leads")
     writer.planes = [other]
     for _ in range(20):
         writer.change()
     assert writer.wrong == []
-    assert lost_or_doubled(pair.store, [writer]) == []
+    assert lost_or_doubled(pair.kept.restored(), [writer]) == []
