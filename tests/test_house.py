@@ -16,22 +16,24 @@ ROOT = Path(llmgw.__file__).parent
 MAY_SEE = {
     "domain": set(),
     "settings": {"domain"},
-    "protocol": {"domain", "settings"},
+    "identity": {"domain", "settings"},  # what TLS is made of: every room that dials or listens needs it
+    "protocol": {"domain", "settings", "identity"},
     "lease": {"domain", "settings", "protocol"},
     "store": {"domain", "settings", "protocol"},
     "replication": {"domain", "settings", "protocol", "lease", "store"},
-    "control": {"domain", "settings", "protocol", "lease", "store"},
-    "admin": {"domain", "settings", "protocol", "lease", "store", "control"},
+    "control": {"domain", "settings", "identity", "protocol", "lease", "store"},
+    "admin": {"domain", "settings", "identity", "protocol", "lease", "store", "control"},
     "router": {"domain", "settings", "protocol"},
     "agent": {"domain", "settings", "protocol"},
     "sim": {"domain", "settings", "protocol", "lease", "store", "control", "router", "agent"},
-    "wiring": {"domain", "settings", "protocol", "lease", "store", "replication", "control", "admin", "router", "agent", "sim"},
-    "cli": {"domain", "settings", "lease", "wiring"},
+    "wiring": {"domain", "settings", "identity", "protocol", "lease", "store", "replication", "control", "admin", "router", "agent", "sim"},
+    "cli": {"domain", "settings", "identity", "lease", "wiring"},
 }
 CTL_MAY_SEE = {"domain", "settings", "cli"}
 
 # Modules of these rooms that may wait, open a socket, touch SQLite or start a process; every other one is pure.
 MAY_DO_IO = {
+    "identity": {"trust": "contexts of TLS are made of files"},
     "control": {
         "controller": "the nursery",
         "leadership": "waits until the lease has settled who leads",
@@ -45,6 +47,7 @@ MAY_DO_IO = {
         "event_log": "writes batches, feeds followers",
         "feed": "two tasks per router that follows",
         "usage": "waits for batches, and for the store",
+        "identities": "an event that sessions wait for: whose certificate has ended",
     },
     "router": {
         "listener": "accepts connections",

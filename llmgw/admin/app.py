@@ -26,11 +26,12 @@ from werkzeug.routing import PathConverter
 
 from llmgw.admin import errors
 from llmgw.admin.api import (
-    agents,
     console,
     events,
     explain,
     holds,
+    identities,
+    joining,
     keys,
     leader,
     models,
@@ -38,13 +39,14 @@ from llmgw.admin.api import (
     openapi,
     pause,
     replicas,
-    routers,
+    sessions,
     settings,
     status,
     usage,
 )
-from llmgw.admin.auth import HOP, AdminAuth, FailureLimit, Principal, is_token
+from llmgw.admin.auth import HOP, AdminAuth, FailureLimit, Principal, is_token, told_presented
 from llmgw.admin.calls import Call, Reply, Route, given_again, kept_answer, request_text
+from llmgw.admin.door import Door, presented_in
 from llmgw.admin.edge import CONTROL_PLANE, CONTROL_PLANE_VALUE, AdminApp
 from llmgw.admin.limits import Limits
 from llmgw.admin.metrics import Metrics
@@ -53,6 +55,7 @@ from llmgw.admin.relay import PREFIX, Relay, RouterAddress
 from llmgw.admin.sign_in import SignIn
 from llmgw.control.controller import Controller
 from llmgw.domain.errors import Invalid, LlmgwError, Unauthenticated, Unavailable
+from llmgw.domain.identity import MachineRole, Presented
 from llmgw.protocol.websocket import ROUTER_SESSION_PATH, SESSION_PATH
 from llmgw.store import idempotency
 from llmgw.store.admin_tokens import Role
@@ -67,7 +70,9 @@ SLOW_ANSWER_S: Final = 60.0  # for sending an answer that is no stream; a silent
 GZIP_BYTES_MIN: Final = 16_384
 GZIP_LEVEL: Final = 1  # an eighth of the size or less; more effort makes little of it and takes several times as long
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+GUESSED: Final = frozenset({"join_token_unknown"})  # of a secret in a body: counts as a wrong token of its sender
 _NOBODY: Final = Principal("", Role.VIEWER)
+_JOINING: Final = Principal("a machine", Role.VIEWER)  # it brings a join token or a certificate, and no admin's token
 log = structlog.get_logger("llmgw.admin")
 
 
@@ -81,24 +86,27 @@ def make_app(
     sign_in: SignIn | None = None,
     router: Callable[[], RouterAddress | None] = lambda: None,
     peers: PeerClient | None = None,
+    plain: str = "anywhere",
 ) -> AdminApp:
     """The whole admin port, for `serve_admin`.
 
-    `agent_token` is what agents and routers present; `metrics_token` what /metrics asks for where it is not asked over loopback
-    (empty: an admin token there). Every admin token's hash is known to `auth`. `sign_in` is given by whoever makes one-time
-    links for the console; `router` tells where the console's playground finds the router. `peers` carries orders to the leader;
-    None where there can be no other control plane.
+    `agent_token` is what agents and routers present that have no certificate; it counts where `plain`, as [tls] has it, says so.
+    `metrics_token` is what /metrics asks for where it is not asked over loopback (empty: an admin token there). Every admin token's
+    hash is known to `auth`. `sign_in` is given by whoever makes one-time links for the console; `router` tells where the console's
+    playground finds the router. `peers` carries orders to the leader; None where there can be no other control plane.
     """
     sign_in = sign_in or SignIn(controller.machine, auth, controller.leadership.cluster_id)
     draining = trio.Event()
     metrics = Metrics(controller)
     failures = FailureLimit(controller.machine.now_s, limits)
+    door = Door(controller.identities, agent_token, failures, plain)
     table: list[Route] = [
         *models.routes(controller),
         *replicas.routes(controller),
         *nodes.routes(controller),
         *holds.routes(controller),
         *keys.routes(controller),
+        *identities.routes(controller),
         *events.routes(controller, draining, limits),
         *explain.routes(controller),
         *leader.routes(controller),
@@ -108,13 +116,14 @@ def make_app(
         *status.routes(controller, metrics, draining.is_set),
     ]
     table += openapi.routes(table)
+    table += joining.routes(controller)  # for machines that join, which have no token of this API
     table += console.routes(sign_in, failures)  # pages for people: no part of the API
-    desk = _Desk(controller, auth, sign_in, failures, metrics, metrics_token, peers)
+    desk = _Desk(controller, auth, sign_in, failures, metrics, metrics_token, peers, door)
     quart = _make_quart(desk, table, limits)
-    agents_app = agents.make_agents_app(controller.sessions.run, agent_token, failures, draining)
-    routers_app = routers.make_routers_app(controller.routers.run, agent_token, failures, draining)
-    sessions = {SESSION_PATH: agents_app, ROUTER_SESSION_PATH: routers_app}
-    return AdminApp(quart.asgi_app, sessions, Relay(sign_in, router, limits), PREFIX, draining, limits)
+    agents = sessions.make_sessions_app(controller.sessions.run, door, MachineRole.AGENT, draining)
+    routers = sessions.make_sessions_app(lambda channel, name: controller.routers.run(channel), door, MachineRole.ROUTER, draining)
+    of_paths = {SESSION_PATH: agents, ROUTER_SESSION_PATH: routers}
+    return AdminApp(quart.asgi_app, of_paths, Relay(sign_in, router, limits), PREFIX, draining, limits)
 
 
 class _Name(PathConverter):
@@ -176,6 +185,7 @@ class _Desk:
         metrics: Metrics,
         metrics_token: str,
         peers: PeerClient | None,
+        door: Door,
     ) -> None:
         self._controller = controller
         self._auth = auth
@@ -184,6 +194,7 @@ class _Desk:
         self._metrics = metrics
         self._metrics_token = metrics_token
         self._peers = peers
+        self._door = door
         self._under_way: dict[str, trio.Event] = {}  # idempotency keys whose first request has not been answered yet
         # By token: the settings version (0: another order) that its last order through this standby led to, until it is read here.
         self._owed: dict[str, int] = {}
@@ -225,7 +236,7 @@ class _Desk:
         """One call of one route, whatever comes of it."""
         try:
             if route.role is None:
-                principal = _NOBODY
+                principal = _JOINING if route.is_order else _NOBODY
                 self._check_metrics(route)
             else:
                 principal = self._authenticate()
@@ -241,9 +252,15 @@ class _Desk:
                 _peer(),
                 self._controller.machine.wall_s(),
                 request_id(self._controller.machine.fresh_hex),
+                self._shown() if route.role is None and route.is_order else None,
             )
             reply = await self._reply(route, call, names)
         except LlmgwError as err:
+            if err.code in GUESSED and not self._vouched():
+                try:
+                    self._failures.failed(_peer())
+                except LlmgwError as too_many:
+                    err = too_many
             if err.status >= 500 and not isinstance(err, Unavailable):
                 log.error("an admin request failed", path=request.path, exc_info=err)
             return self._error(err)
@@ -347,11 +364,25 @@ class _Desk:
         if not any(name.lower() == b"authorization" for name, _ in headers) and self._sign_in.has_cookie(headers):
             return self._sign_in.check(headers, request.method).principal
         try:
-            return self._auth.check(headers)
+            return self._auth.check(headers, vouched=self._vouched(), local=self._local())
         except Unauthenticated as err:
             if err.code == "token_invalid":  # none at all is no guess
                 self._failures.failed(_peer())
             raise
+
+    def _vouched(self) -> bool:
+        return request.scope is not None and self._door.vouches(cast(dict[str, Any], request.scope))
+
+    def _local(self) -> bool:
+        return self._door.counts_tokens_of(cast(dict[str, Any], request.scope))
+
+    def _shown(self) -> Presented | None:
+        """Whose certificate the request came with: the connection's own, or the one that another control plane tells of."""
+        scope = cast(dict[str, Any], request.scope)
+        headers = _raw_headers()
+        if self._auth.is_peer(headers, vouched=self._vouched(), local=self._local()):
+            return told_presented(headers)
+        return presented_in(scope)
 
     def _check_metrics(self, route: Route) -> None:
         if route.rule != "/metrics" or _over_loopback():

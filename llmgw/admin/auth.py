@@ -13,6 +13,7 @@ import attrs
 
 from llmgw.admin.limits import Limits
 from llmgw.domain.errors import Denied, Overloaded, Unauthenticated
+from llmgw.domain.identity import Presented, parse_uri
 from llmgw.store import admin_tokens
 from llmgw.store.admin_tokens import AdminToken, Role
 from llmgw.store.connection import Store
@@ -20,6 +21,7 @@ from llmgw.store.connection import Store
 FAILURE_WINDOW_S: Final = 60.0
 FAILING_PEERS_MAX: Final = 10_000  # addresses remembered; the oldest are forgotten first
 HOP: Final = "x-llmgw-hop"  # names the control plane that carried this request here
+SHOWN: Final = "x-llmgw-certificate"  # whose certificate the request came with that is carried; as CALLER
 CALLER: Final = "x-llmgw-caller"  # whose order it is; only a control plane's own token vouches for it
 _RANK: Final = {Role.VIEWER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
 
@@ -54,6 +56,11 @@ class AdminAuth:
         self._control_token = control_token
         self.replace(tokens)
 
+    def use_own(self, own: AdminToken) -> None:
+        """The file of this machine holds another token now; the one before it stays valid where the store knows it."""
+        self._own = own
+        self.replace((*self._tokens, own))
+
     def replace(self, tokens: Iterable[AdminToken]) -> None:
         known = tuple(tokens)
         if self._own is not None and all(token.sha256 != self._own.sha256 for token in known):
@@ -63,14 +70,21 @@ class AdminAuth:
     async def reload(self, store: Store) -> None:
         self.replace(await admin_tokens.load(store))
 
-    def check(self, headers: Sequence[tuple[bytes, bytes]]) -> Principal:
-        """Raises Unauthenticated."""
-        if is_token(headers, self._control_token):
+    def check(self, headers: Sequence[tuple[bytes, bytes]], *, vouched: bool = False, local: bool = True) -> Principal:
+        """Whose request it is. `vouched`: it came with a control plane's certificate; `local`: the control planes' token counts for
+        its sender. Raises Unauthenticated."""
+        if self.is_peer(headers, vouched=vouched, local=local):
             return _brought(headers)
         found = self.find(hash_token(bearer(headers)))
         if found is None:
             raise Unauthenticated("the token is not valid here", code="token_invalid")
         return found
+
+    def is_peer(self, headers: Sequence[tuple[bytes, bytes]], *, vouched: bool, local: bool) -> bool:
+        """Has another control plane sent it? One that shows its certificate marks what it brings."""
+        if vouched and any(name.lower() == HOP.encode() for name, _ in headers):
+            return True
+        return local and is_token(headers, self._control_token)
 
     def find(self, sha256: str) -> Principal | None:
         """Whose valid token has this hash. Every hash is compared, each in constant time."""
@@ -84,6 +98,20 @@ class AdminAuth:
 def caller(principal: Principal) -> str:
     """The value of the CALLER header."""
     return f"{principal.role.value} {quote(principal.name)}"
+
+
+def tell_presented(shown: Presented) -> str:
+    """The value of the SHOWN header."""
+    return f"{shown.serial} {shown.not_before_wall_s:.0f} {shown.not_after_wall_s:.0f} {shown.identity.uri}"
+
+
+def told_presented(headers: Sequence[tuple[bytes, bytes]]) -> Presented | None:
+    """Whose certificate another control plane says that a request came with; None where it says nothing that can be read."""
+    value = next((value.decode("latin1") for name, value in headers if name.lower() == SHOWN.encode()), "")
+    parts = value.split(" ")
+    if len(parts) != 4 or not (parts[1].isdecimal() and parts[2].isdecimal()) or (identity := parse_uri(parts[3])) is None:
+        return None
+    return Presented(identity, parts[0], float(parts[1]), float(parts[2]))
 
 
 def _brought(headers: Sequence[tuple[bytes, bytes]]) -> Principal:

@@ -16,6 +16,7 @@ import attrs
 from llmgw.admin import json_body
 from llmgw.admin.auth import Principal
 from llmgw.domain.errors import Invalid, PreconditionFailed, PreconditionRequired
+from llmgw.domain.identity import Presented
 from llmgw.store.admin_tokens import Role
 from llmgw.store.audit import Origin
 from llmgw.store.idempotency import KEY_BYTES_MAX
@@ -54,6 +55,7 @@ class Call:
     peer: str
     at_wall_s: float
     request_id: str
+    shown: Presented | None = None  # whose certificate it came with, on routes that are open to everybody
 
     @property
     def origin(self) -> Origin:

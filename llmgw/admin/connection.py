@@ -14,6 +14,7 @@ from io import BytesIO, StringIO
 from typing import Any, Final, cast
 
 import h11
+import structlog
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
@@ -27,8 +28,11 @@ from hypercorn.typing import AppWrapper, ConnectionState
 from hypercorn.utils import parse_socket_addr
 from wsproto.events import Message, TextMessage
 
+from llmgw.admin.door import PRESENTED, Told
 from llmgw.admin.errors import error_body
 from llmgw.admin.limits import Limits
+from llmgw.domain.identity import Presented
+from llmgw.identity.trust import PLAIN_TEXT, is_plain_text, presented, refusal
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
@@ -44,6 +48,14 @@ _PARSER_SAYS: Final = {
     431: ("header_too_large", "the request's headers are too large"),
     501: ("not_implemented", "this transfer encoding is not supported; use chunked or Content-Length"),
 }
+
+
+_TLS_BODY: Final = json.dumps(error_body("invalid", "tls_needed", "this port speaks TLS: https:// is asked for")).encode()
+_TLS_NEEDED: Final = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (
+    len(_TLS_BODY),
+    _TLS_BODY,
+)
+log = structlog.get_logger("llmgw.admin")
 
 
 class _LastRequest(h11.Connection):
@@ -121,12 +133,13 @@ class _BoundedBuffer(WebsocketBuffer):
 class Connection:
     """Serves one accepted stream from its first byte to its last. `run` never raises for what a client does."""
 
-    def __init__(self, app: AppWrapper, config: Config, context: WorkerContext, limits: Limits, stream: Stream) -> None:
+    def __init__(self, app: AppWrapper, config: Config, context: WorkerContext, limits: Limits, stream: Stream, told: Told) -> None:
         self._app = app
         self._config = config
         self._context = context
         self._limits = limits
         self._stream = stream
+        self._told = told
         self._protocol: Http1
         self._tasks: TaskGroup
         self._idle = TrioSingleTask()
@@ -149,7 +162,7 @@ class Connection:
                     self._config,
                     cast(Any, self._context),
                     self._tasks,
-                    ConnectionState(cast(Any, {})),
+                    ConnectionState(cast(Any, {PRESENTED: self._shown()})),
                     isinstance(self._stream, trio.SSLStream),
                     client,
                     server,
@@ -168,9 +181,35 @@ class Connection:
         try:
             with trio.fail_after(self._limits.handshake_s):
                 await self._stream.do_handshake()
-        except (trio.BrokenResourceError, trio.TooSlowError):
+        except (trio.BrokenResourceError, trio.TooSlowError) as err:
+            await self._refuse(err, self._stream.transport_stream)
             return None
         return self._stream.transport_stream.socket
+
+    async def _refuse(self, err: Exception, transport: trio.SocketStream) -> None:
+        """Says why, here and, where TLS does not, to the peer. A client that does not trust us is no news: it has said so to its user."""
+        plain = is_plain_text(err)
+        fault = (PLAIN_TEXT, "it speaks plain HTTP, and this port speaks TLS: https://") if plain else refusal(err)
+        if fault is None:
+            return
+        try:
+            host, port = parse_socket_addr(transport.socket.family, transport.socket.getpeername()) or ("local", 0)
+        except OSError:
+            return
+        if self._told.is_news(host, fault[0]):
+            why = fault[1] if plain else f"its certificate {fault[1]}"
+            log.warning("a peer was refused", who="any", peer=f"{host}:{port}", code=fault[0], why=why)
+        # What TLS has to say of the refusal: OpenSSL has made it, and trio leaves it in its buffer. The peer would know nothing.
+        alert = getattr(self._stream, "_outgoing", None)
+        last_words = _TLS_NEEDED if plain else alert.read() if alert is not None else b""
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(self._limits.linger_s):
+            await transport.send_all(last_words)
+            await transport.send_eof()
+            while await transport.receive_some(READ_BYTES):  # to its end, so that our words are not lost to a reset
+                pass
+
+    def _shown(self) -> Presented | None:
+        return presented(self._stream.getpeercert()) if isinstance(self._stream, trio.SSLStream) else None
 
     async def _take(self, event: Event) -> None:
         """What the protocol wants of the connection: bytes out, an end, or the idle timer."""

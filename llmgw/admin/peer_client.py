@@ -17,13 +17,14 @@ import h11
 import trio
 
 from llmgw import __version__
-from llmgw.admin.auth import CALLER, HOP, Principal, caller
+from llmgw.admin.auth import CALLER, HOP, SHOWN, Principal, caller, tell_presented
 from llmgw.admin.calls import Call, Reply
 from llmgw.admin.edge import CONTROL_PLANE
 from llmgw.admin.store_news import BYTES_MAX, decode_news
 from llmgw.control.peers import Presence
 from llmgw.domain.errors import Unavailable
 from llmgw.domain.usage import UsageBatch
+from llmgw.identity.trust import Trust, refusal, refused, wrong_server
 from llmgw.protocol.codec import unstructure
 from llmgw.store.admin_tokens import Role
 from llmgw.store.copies import News, Position
@@ -53,12 +54,13 @@ _NOT_BACK: Final = frozenset(
 
 
 class PeerClient:
-    """`token` is the control planes' own; `me` names this one in the hop mark; `tls` is made when an address asks for it."""
+    """`token` is what control planes of one store file have for each other, "" where there is none; `me` names this one in the hop
+    mark; `trust` is asked at each connection: whom to believe, and what to show."""
 
-    def __init__(self, token: Callable[[], str], me: Callable[[], str], tls: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(self, token: Callable[[], str], me: Callable[[], str], trust: Callable[[], Trust]) -> None:
         self._token = token
         self._me = me
-        self._tls = tls
+        self._trust = trust
 
     async def carry(self, address: str, call: Call) -> Reply:
         """The leader's answer to this call. Raises Unavailable where none came; the order may then have been carried out.
@@ -68,6 +70,8 @@ class PeerClient:
         headers = {name: value for name, value in call.headers.items() if name in _CARRIED}
         headers["x-request-id"] = call.request_id
         headers[CALLER] = caller(call.principal)
+        if call.shown is not None:
+            headers[SHOWN] = tell_presented(call.shown)
         target = quote(call.path, safe="/:")
         if call.query:
             target += "?" + urlencode(call.query)
@@ -119,7 +123,9 @@ class PeerClient:
     ) -> tuple[int, dict[str, str], bytes]:
         where = urlsplit(address)
         sent = [("host", where.netloc), ("connection", "close"), ("user-agent", f"llmgw/{__version__}"), *headers.items()]
-        sent += [("authorization", f"Bearer {self._token()}"), (HOP, self._me()), ("content-length", str(len(body)))]
+        sent += [(HOP, self._me()), ("content-length", str(len(body)))]
+        if token := self._token():
+            sent.append(("authorization", f"Bearer {token}"))
         try:
             with trio.fail_after(deadline_s):
                 stream = await self._connect(where.hostname or "", where.port, where.scheme == "https")
@@ -127,6 +133,10 @@ class PeerClient:
                     asked = h11.Request(method=method, target=target, headers=sent)
                     status, answered, data = await _exchange(stream, asked, body, answer_bytes_max)
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, h11.ProtocolError, ssl.SSLError) as err:
+            if (fault := refusal(err)) is not None:
+                raise Unavailable(f"the certificate of the control plane at {address} {fault[1]}", code=fault[0]) from err
+            if (fault := refused(err)) is not None:
+                raise Unavailable(f"the control plane at {address} refuses this one: {fault[1]}", code=fault[0]) from err
             raise Unavailable(f"the control plane at {address} did not answer", code="leader_unreachable", retry_after_s=1.0) from err
         if CONTROL_PLANE not in answered:  # a router's 404, say, must not pass for the leader's
             raise Unavailable(NO_CONTROL_PLANE.format(address, status), code="not_a_control_plane")
@@ -136,8 +146,11 @@ class PeerClient:
         plain = await trio.open_tcp_stream(host, port or (443 if secure else 80))
         if not secure:
             return plain
-        secured = trio.SSLStream(plain, self._tls(), server_hostname=host, https_compatible=True)
+        secured = trio.SSLStream(plain, self._trust().client(), server_hostname=host, https_compatible=True)
         await secured.do_handshake()
+        if why := wrong_server(secured.getpeercert()):
+            await trio.aclose_forcefully(secured)
+            raise Unavailable(f"{host} {why}", code="certificate_role")
         return secured
 
 

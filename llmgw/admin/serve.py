@@ -21,6 +21,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
 from llmgw.admin.connection import Connection, Stream, hypercorn_config
+from llmgw.admin.door import Told
 from llmgw.admin.edge import AdminApp
 from llmgw.admin.limits import Limits
 from llmgw.domain.errors import Conflict, Invalid, Unavailable
@@ -119,6 +120,7 @@ async def serve_admin(
     config = hypercorn_config(limits, MESSAGE_BYTES_MAX)
     context = WorkerContext(None)
     empty = trio.Event()
+    told = Told()
 
     async def asgi(scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
         await app(scope, receive, send)
@@ -126,7 +128,7 @@ async def serve_admin(
     async def handle(stream: Stream) -> None:
         app.open_connections += 1
         try:
-            await Connection(cast(AppWrapper, asgi), config, context, limits, stream).run()
+            await Connection(cast(AppWrapper, asgi), config, context, limits, stream, told).run()
         except Exception as err:  # one client's connection must not end the others'
             log.error("a connection of the admin port crashed", exc_info=err)
         finally:

@@ -243,11 +243,11 @@ class Replica:
             return False
         # No checkpoint since the process exists: from here on it is written down, come what may.
         self._record = attrs.evolve(self._record, main=main, token=token)
-        self._become(lifecycle.spawned(self.life, self._machine.now_s()))
+        runs = self._advance(lifecycle.spawned)
         self._log_tail = ()
         with trio.CancelScope(shield=True):  # a local write; an agent that is told to end here must not leave an orphan
             await self._save()
-        return True
+        return runs
 
     async def _spawn(self) -> tuple[Identity, str]:
         """Raises LlmgwError and OSError."""
@@ -310,16 +310,16 @@ class Replica:
                     f"start timed out after {order.load_limit_s:g} s", f"{self._engine.ready_path(order)} did not answer in time"
                 )
             await self._machine.sleep_until(min(now_s + READY_POLL_S, until_s))
-        self._become(lifecycle.probing(self.life, self._machine.now_s()))
+        self._advance(lifecycle.probing)
         failure = await self._probe(order.progress_limit_s)
         if failure:
             return _Unwell("probe", f"its first probe failed: {failure}")
         self._progress = Progress(self._machine.now_s())
         # On disk before it is told: an agent that ends right after must not come back to an engine that is "loading" again.
-        await self._save(attrs.evolve(self._record, life=lifecycle.proved(self.life, self._machine.now_s())))
-        await trio.lowlevel.checkpoint()  # a stop may have come meanwhile, and then this is no more
-        self._become(lifecycle.proved(self.life, self._machine.now_s()))
-        self._tell("replica.ready", f"ready on attempt {self.life.attempt}", Level.INFO)
+        if not self._asked_to_stop():
+            await self._save(attrs.evolve(self._record, life=lifecycle.proved(self.life, self._machine.now_s())))
+        if self._advance(lifecycle.proved):
+            self._tell("replica.ready", f"ready on attempt {self.life.attempt}", Level.INFO)
         return None
 
     # --- ready
@@ -357,16 +357,16 @@ class Replica:
                 proofs = 0 if failure else proofs + 1
                 if proofs >= progress.PROOFS_TO_RETURN:
                     self._progress = progress.pardoned(self._progress, self._machine.now_s())
-                    self._become(lifecycle.returned(self.life, self._machine.now_s()))
-                    self._tell("replica.returned", f"{proofs} probes in a row succeeded: in rotation again", Level.INFO)
+                    if self._advance(lifecycle.returned):
+                        self._tell("replica.returned", f"{proofs} probes in a row succeeded: in rotation again", Level.INFO)
                     await self._save()
                 elif failure and self._machine.now_s() - self.life.since_s >= limit_s:
                     return _Unwell(self.life.reason, f"its probes failed for {limit_s:g} s: {failure}")
             await self._machine.sleep_until(self._machine.now_s() + between_s)
 
     def _bench(self, reason: str, detail: str) -> _Unwell:
-        self._become(lifecycle.benched(self.life, reason, self._machine.now_s()))
-        self._tell(f"replica.{reason.split()[-1]}", f"out of rotation: {detail}", Level.WARNING)
+        if self._advance(lambda life, now_s: lifecycle.benched(life, reason, now_s)):
+            self._tell(f"replica.{reason.split()[-1]}", f"out of rotation: {detail}", Level.WARNING)
         return _Unwell(reason, detail)
 
     async def _look(self, limit_s: float) -> Look:
@@ -519,6 +519,13 @@ class Replica:
     def _interrupt(self) -> None:
         if self._scope is not None:
             self._scope.cancel()
+
+    def _advance(self, rule: Callable[[Life, float], Life]) -> bool:
+        """What its task has brought about; False, and nothing, where a stop has come while the task waited for that."""
+        if self._asked_to_stop():
+            return False
+        self._become(rule(self.life, self._machine.now_s()))
+        return True
 
     def _become(self, life: Life) -> None:
         self._record = attrs.evolve(self._record, life=life, boot_id=self._site.boot_id)

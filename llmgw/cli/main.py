@@ -21,10 +21,13 @@ DEBUG_VARIABLE: Final = "LLMGW_DEBUG"
 
 COMMANDS: Final = {
     "dev": ("llmgw.cli.dev:dev", "Everything on this machine: control plane, router, agent and a small model."),
-    "server": ("llmgw.cli.server:server", "A control plane (with its router, unless the file says otherwise)."),
-    "router": ("llmgw.cli.router:router", "A router by itself."),
+    "server": ("llmgw.cli.server:server", "A control plane (with its router, unless the file says otherwise); add, list, rm."),
+    "router": ("llmgw.cli.router:router", "A router by itself; add, list, rm."),
     "agent": ("llmgw.cli.agent:agent", "The agent of a machine with GPUs."),
     "sim": ("llmgw.cli.sim:sim", "Simulated nodes for load tests, drills and demos."),
+    "init": ("llmgw.cli.init:init", "Set this machine up: its file, the cluster's CA, the first admin token."),
+    "join": ("llmgw.cli.join:join", "Let this machine into a cluster, by a join token."),
+    "node": ("llmgw.cli.node:node", "Machines with GPUs: add, list, rm."),
     "check": ("llmgw.cli.check:check", "Tell every fault of a settings file."),
     "ctl": ("llmgw.cli.ctl.group:ctl", "Talk to a control plane: status, models, replicas, nodes, events."),
     "lease": ("llmgw.cli.lease:lease", "Let go of the lease of a control plane that died here."),

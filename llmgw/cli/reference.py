@@ -31,8 +31,9 @@ This page is written from the program (`python -m llmgw.cli.reference`), and a t
 | 7 | `ctl status --check`: something needs a person |
 | 130 | ended by Ctrl-C; of a role: by a second signal |
 
-`ctl` finds its server and token in `--server` and `LLMGW_TOKEN`; else in `~/.config/llmgw/ctl.toml` (`server`, `token`, and `ca` for a
-file of certificates); else, on loopback, in those of a running `llmgw dev`, then in this machine's `admin-token` file. A token that was
+`ctl`, and `add`, `list` and `rm` of machines, find their server and token in `--server` and `LLMGW_TOKEN` (`LLMGW_CA` is a file of
+certificates to check it by); else in `~/.config/llmgw/ctl.toml` (`server`, `token`, `ca`); else, on loopback, in those of a running
+`llmgw dev`, then in this machine's `admin-token` file. A token that was
 kept for one server is never shown to another. It uses no proxy from the environment. Every command of `ctl` takes `--server URL` and
 `--output table|json|toml`, before or after the noun.
 """
@@ -52,6 +53,8 @@ def _command(command: click.Command, path: str, ctx: click.Context) -> Iterator[
     if isinstance(command, click.Group):
         if path != "llmgw":
             yield f"## `{path}`\n\n{_help(command)}\n"
+            if command.invoke_without_command:
+                yield from _options(command, path)
         for name in command.list_commands(ctx):
             inner = command.get_command(ctx, name)
             assert inner is not None
@@ -60,6 +63,10 @@ def _command(command: click.Command, path: str, ctx: click.Context) -> Iterator[
     level = "###" if path.count(" ") > 2 else "##"
     usage = " ".join(part for part in command.collect_usage_pieces(ctx) if part != "[OPTIONS]")
     yield f"{level} `{' '.join([path, usage]).rstrip()}`\n\n{_help(command)}\n"
+    yield from _options(command, path)
+
+
+def _options(command: click.Command, path: str) -> Iterator[str]:
     options = [
         (f"`{', '.join(option.opts)}{_value(option)}`", _option_help(option))
         for option in command.params

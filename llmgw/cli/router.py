@@ -1,4 +1,4 @@
-"""`llmgw router`: checks the file and hands its path to `wiring.router`, which reads it again at every change."""
+"""`llmgw router`: checks the file and hands its path to `wiring.router`, which reads it again at every change; and who joins and leaves."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from pathlib import Path
 
 import click
 
+from llmgw.cli.machines import add_commands
 from llmgw.cli.paths import PathOption
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--config", type=PathOption(), default="/etc/llmgw/llmgw.toml", show_default=True, help="The settings file.")
 @click.option("--worker", type=int, default=None, hidden=True, help="The descriptor of the pipe to the parent of several workers.")
-def router(config: Path, worker: int | None) -> int:
-    """Run a router by itself until it is told to end."""
+@click.pass_context
+def router(ctx: click.Context, config: Path, worker: int | None) -> int | None:
+    """Run a router by itself until it is told to end; or with add, list, rm: the routers on machines of their own."""
+    if ctx.invoked_subcommand is not None:
+        return None
     if worker is not None:
         from llmgw.wiring.worker import worker_main
 
@@ -25,3 +29,6 @@ def router(config: Path, worker: int | None) -> int:
     from llmgw.wiring.router import router_main
 
     return router_main(config)
+
+
+add_commands(router, "router", "a router")

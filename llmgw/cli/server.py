@@ -1,4 +1,4 @@
-"""`llmgw server`: checks the file and hands over to `wiring.server`."""
+"""`llmgw server`: checks the file and hands over to `wiring.server`; and the control planes that join and leave."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from pathlib import Path
 
 import click
 
+from llmgw.cli.machines import add_commands
 from llmgw.cli.paths import PathOption
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--config", type=PathOption(), default="/etc/llmgw/llmgw.toml", show_default=True, help="The settings file.")
-def server(config: Path) -> int:
-    """Run a control plane until it is told to end."""
+@click.pass_context
+def server(ctx: click.Context, config: Path) -> int | None:
+    """Run a control plane until it is told to end; or with add, list, rm: the cluster's control planes."""
+    if ctx.invoked_subcommand is not None:
+        return None
     from llmgw.cli.files import load
     from llmgw.settings.load import Role
 
@@ -20,3 +24,6 @@ def server(config: Path) -> int:
     from llmgw.wiring.server import server_main
 
     return server_main(loaded)
+
+
+add_commands(server, "server", "a control plane")

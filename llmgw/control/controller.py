@@ -29,6 +29,7 @@ from llmgw.control.event_log import EventLog
 from llmgw.control.feed import RouterFeeds
 from llmgw.control.footprint import SizeOf, needs
 from llmgw.control.holds import Holds
+from llmgw.control.identities import Identities
 from llmgw.control.inventory import Inventory
 from llmgw.control.keys import Keys
 from llmgw.control.leadership import Candidacy, Leadership
@@ -66,12 +67,14 @@ from llmgw.settings.load import Loaded, policy_of
 from llmgw.settings.schema import Settings
 from llmgw.store import admin_tokens, api_keys, audit, drains, idempotency
 from llmgw.store import events as event_rows
+from llmgw.store import identities as identity_rows
 from llmgw.store import models as model_rows
 from llmgw.store import usage as usage_rows
 from llmgw.store.admin_tokens import AdminToken
 from llmgw.store.audit import CLUSTER, Origin
 from llmgw.store.connection import Store
 from llmgw.store.copies import CopiedStore
+from llmgw.store.nodes import StoredNode
 
 STORE_LOOK_S: Final = 5.0  # how late the end of a full disk is noticed; the look costs a page of writing while it lasts
 HOUSEKEEPING_S: Final = 3600.0  # retention is counted in days
@@ -212,6 +215,7 @@ class Controller:
         self.keys = Keys(machine, store, self._epoch, self.events, self._push_policy, self._tell_others, file)
         if file:
             self.keys.replace_from_file(objects.keys)
+        self.identities = Identities(machine, store, self.leadership.cluster_id, self._epoch, self.events, self._tell_others)
         self.sessions = Sessions(
             machine, self.leadership, self.nodes, self.inventory, self.events, heartbeat_s=lambda: self.settings.reconcile.heartbeat_s
         )
@@ -436,6 +440,10 @@ class Controller:
         nodes = {node.id: node for node in self.observe().nodes}
         return explain_replica(replica, nodes.get(replica.node), said.text if said is not None else "")
 
+    def use_admin_token(self, sha256: str) -> None:
+        """The file of this control plane's admin token holds another one: the leader puts its hash into the store."""
+        self._token_sha256 = sha256
+
     # --- operators' orders that are neither nodes', models' nor holds'
 
     def restart_replica(self, replica_id: str, author: str = "") -> None:
@@ -450,6 +458,18 @@ class Controller:
         await drains.add(self.store, self._epoch(), (replica.id,), origin)
         self.inventory.drain_replica(replica.id)
         self.events.record("replica.drain", f"replica/{replica.id}", f"{replica.id} was asked to go{_by(origin.who)}")
+
+    async def remove_node(self, name: str, origin: Origin = CLUSTER) -> StoredNode:
+        """Forgets a node on which nothing runs. Raises NotFound, and Conflict where something does."""
+        node = self.nodes.by_name(name)
+        over = (ReplicaState.STOPPED, ReplicaState.FAILED, ReplicaState.LOST)
+        running = [replica.id for replica in self.replicas() if replica.node == node.id and replica.state not in over]
+        if running:
+            raise Conflict(f"{len(running)} of its replicas run on node {node.name}: drain it first", code="node_not_empty")
+        await self.nodes.remove(node.id, origin)
+        self.sessions.end(node.id)
+        self.inventory.forget(node.id)
+        return node
 
     async def restart_model(self, name: str, origin: Origin = CLUSTER) -> tuple[ReplicaId, ...]:
         """Failed replicas start again, and what was closed is open; the others are replaced one at a time."""
@@ -543,6 +563,7 @@ class Controller:
     async def reread(self) -> None:
         """On a standby: everything that the leader may have changed, in force and shown here. Raises Unavailable."""
         await self.nodes.reload()
+        self.inventory.forget_all_but(self.nodes.known)
         await self.holds.reload()
         if self.file:
             self.models.replace_from_file(self._objects.catalog)
@@ -551,6 +572,7 @@ class Controller:
             await self._reload_keys()
         self.inventory.set_drains(await drains.load(self.store))
         self.inventory.expect(self.nodes.known.values())
+        await self.identities.reload()
         await self.events.catch_up(
             lambda: event_rows.latest(self.store), lambda seq: event_rows.after(self.store, seq, event_rows.PAGE_MAX)
         )
@@ -588,6 +610,7 @@ class Controller:
                 await event_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
                 await audit.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
                 await idempotency.trim(self.store, self._epoch(), now_wall_s)
+                await identity_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.events.keep_days * DAY_S)
                 await usage_rows.trim(self.store, self._epoch(), now_wall_s - self.settings.usage.keep_months * MONTH_S)
                 if ended := self.inventory.ended_drains():
                     await drains.remove(self.store, self._epoch(), ended)
@@ -610,6 +633,7 @@ class Controller:
         await self.models.reload()
         self.inventory.set_drains(await drains.load(self.store))
         self.inventory.await_nodes(self.nodes.known.values())
+        await self.identities.lead()
         if self._token_sha256:
             await self.ensure_admin_token(self._token_sha256)
 

@@ -110,6 +110,23 @@ class Inventory:
         entry.clock_ahead_s = clock_ahead_s
         self.heard(facts.id)
 
+    def forget(self, node: NodeId) -> None:
+        """It was removed: what ran there is not this cluster's any more."""
+        if self._nodes.pop(node, None) is None:
+            return
+        self._where = {replica: of for replica, of in self._where.items() if of != node}
+        self._forget_refusals(node)
+        self._taken_ports.pop(node, None)
+        self._by_name = []
+        self._observed_of = -1  # what was last made of all nodes is made anew
+        self._changed()
+
+    def forget_all_but(self, known: Container[NodeId]) -> None:
+        """On a standby: nodes that the leader has removed. One with a session stays until that ends."""
+        for node, entry in list(self._nodes.items()):
+            if node not in known and not entry.connected:
+                self.forget(node)
+
     def closed(self, node: NodeId) -> None:
         if (entry := self._nodes.get(node)) is not None:
             entry.connected, entry.shown = False, None

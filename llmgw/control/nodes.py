@@ -118,6 +118,15 @@ class Nodes:
         text = "labelled " + ", ".join(f"{key}={value}" for key, value in sorted(labels.items())) + _by(origin)
         return await self._order(name, "node.labelled", text, origin, merged)
 
+    async def remove(self, name: str, origin: Origin = CLUSTER) -> StoredNode:
+        """Forgotten altogether: one that comes back comes as a new one. Raises NotFound."""
+        node = self.by_name(name)
+        await rows.remove(self._store, self._epoch(), node.id, origin)
+        self._nodes.pop(node.id, None)
+        self._events.record("node.removed", f"node/{node.name}", f"node {node.name} was removed{_by(origin)}")
+        self._changed()
+        return node
+
     async def _order(self, name: str, kind: str, text: str, origin: Origin, change: Callable[[StoredNode], StoredNode]) -> StoredNode:
         before = self.by_name(name)
         after = change(before)

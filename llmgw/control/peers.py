@@ -156,6 +156,11 @@ class Peers:
             return address
         return ""
 
+    def addresses(self) -> tuple[str, ...]:
+        """Where the other control planes are, as far as this one knows: the leader first."""
+        found = [self.leader_address(), *(one.address for one, _ in self.standbys())]
+        return tuple(dict.fromkeys(address for address in found if address))
+
     def leader_address(self) -> str:
         """Where the leader's admin port is, as the lease tells; "" while nobody else is known to lead."""
         record = self._leadership.record

@@ -108,6 +108,11 @@ class Sessions:
             session.scope.cancel()
             raise Unavailable(f"node {session.name} does not take messages", code="node_not_connected") from err
 
+    def end(self, node: NodeId) -> None:
+        """Lets go of a node's session, where it has one."""
+        if (session := self._sessions.get(node)) is not None:
+            session.scope.cancel()
+
     def set_pace(self) -> None:
         """The settings may name another heartbeat: every agent is told, and its silence is judged by it from here on."""
         if (pace_s := self._heartbeat_s()) == self._pace_s:
@@ -146,8 +151,11 @@ class Sessions:
             send.close()
         raise TimedOut(f"node {self.name(node)} did not send the log within {LOG_DEADLINE_S:.0f} s")
 
-    async def run(self, channel: Channel) -> None:
-        """One session, from the agent's hello to its end. Never raises for what a peer does: the channel is closed with a reason."""
+    async def run(self, channel: Channel, certified: str = "") -> None:
+        """One session, from the agent's hello to its end. Never raises for what a peer does: the channel is closed with a reason.
+
+        `certified` is the name in the agent's certificate, which it may not exceed; "" where it came with the token of this machine.
+        """
         try:
             with trio.move_on_after(HELLO_DEADLINE_S) as hello_scope:
                 try:
@@ -158,6 +166,12 @@ class Sessions:
                 raise Invalid(f"no AgentHello within {HELLO_DEADLINE_S:.0f} s", code="no_hello")
             if not isinstance(hello, m.AgentHello):
                 raise Invalid(f"{channel.peer} sent {type(hello).__name__}, and a session begins with AgentHello", code="no_hello")
+            if certified and hello.facts.name != certified:
+                raise Conflict(
+                    f"the certificate is of agent {certified}, and this agent calls itself {hello.facts.name}: set [agent] name to "
+                    f'"{certified}", or join anew under the other name',
+                    code="certificate_name",
+                )
             await self._admit(hello, channel)
         except ChannelClosed as err:
             log.debug("session ended", peer=channel.peer, why=str(err))

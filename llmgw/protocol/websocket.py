@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ssl
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 import trio
 import trio_websocket
 
 from llmgw.domain.errors import Denied, Invalid, Unavailable
+from llmgw.identity.trust import Trust, refusal, refused, wrong_server
 from llmgw.protocol.channel import Channel, ChannelClosed
 from llmgw.protocol.codec import MESSAGE_BYTES_MAX, Shared, decode, encode
 from llmgw.protocol.messages import Message
@@ -21,6 +22,7 @@ ROUTER_SESSION_PATH: Final = "/api/v1/routers/session"
 CONNECT_DEADLINE_S: Final = 10.0  # a control plane that does not answer in this time is tried again later
 CLOSE_DEADLINE_S: Final = 2.0
 RECEIVE_BYTES: Final = 65536
+SAID_MAX: Final = 300  # characters of the peer's own words
 # A machine that is gone is noticed in about 20 s: below the 30 s after which the other side calls us lost.
 KEEPALIVE_IDLE_S: Final = 10
 KEEPALIVE_INTERVAL_S: Final = 3
@@ -64,11 +66,12 @@ def _why(err: trio_websocket.ConnectionClosed) -> str:
 
 
 @asynccontextmanager
-async def dial(url: str, token: str, tls: ssl.SSLContext | None = None, path: str = SESSION_PATH) -> AsyncIterator[Channel]:
+async def dial(url: str, token: str, trust: Trust | None = None, path: str = SESSION_PATH) -> AsyncIterator[Channel]:
     """Opens a session with the control plane at `url` (http:// or https://, as in `[agent] control_planes`), at `path` of it.
 
-    Proxy variables of the environment are not looked at. Raises `Invalid` for a URL that is none, `Denied` when the token
-    is refused, `Unavailable` for everything else that keeps the session from opening.
+    `token` is "" for one whose certificate, in `trust`, says who it is. Proxy variables of the environment are not looked at.
+    Raises `Invalid` for a URL that is none, `Denied` when the token or the certificate is refused, `Unavailable` for everything else
+    that keeps the session from opening.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -80,23 +83,25 @@ async def dial(url: str, token: str, tls: ssl.SSLContext | None = None, path: st
         raise Invalid(f"not an address of a control plane: {url!r} (the port must be a number from 1 to 65535)") from err
     host = parts.hostname
     peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    headers = [(b"authorization", b"Bearer " + token.encode("utf-8", "surrogateescape"))]
+    headers = [(b"authorization", b"Bearer " + token.encode("utf-8", "surrogateescape"))] if token else []
     raised: list[Exception] = []
-    stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] | None = None
+    stream: trio.SocketStream | _Stream | None = None
     try:
         async with trio.open_nursery() as nursery:
-            with trio.fail_after(CONNECT_DEADLINE_S):
+            with trio.fail_after(CONNECT_DEADLINE_S) as opening:
                 plain = await trio.open_tcp_stream(host, port)
                 _notice_a_dead_peer(plain.socket)
-                context = (tls or ssl.create_default_context()) if secure else None
                 stream = plain
-                if context is not None:
+                if secure:
+                    context = (trust or Trust(system=True)).client()
                     secured = trio.SSLStream(plain, context, server_hostname=host, https_compatible=True)
-                    stream = secured
+                    stream = _Stream(secured, opening)
                     await secured.do_handshake()  # the library would wait for its own deadline when this fails inside it
+                    if why := wrong_server(secured.getpeercert()):
+                        raise Denied(f"{peer} {why}", code="certificate_role")
                 connection = await trio_websocket.wrap_client_stream(
                     nursery,
-                    stream,
+                    cast(trio.SocketStream, stream),  # it needs nothing but a stream
                     peer,
                     parts.path.rstrip("/") + path,
                     extra_headers=headers,
@@ -114,7 +119,9 @@ async def dial(url: str, token: str, tls: ssl.SSLContext | None = None, path: st
     # The caller's own errors are kept apart above. What is left is the network's, or the library's about a peer that speaks
     # something else, for which it has no type of its own: a stray answer ends in an error of its HTTP parser.
     except* Exception as group:
-        raised.append(_refusal(peer, _first(group)))  # what is raised in this block would come out in a group again
+        # What is raised in this block would come out in a group again. TLS 1.3 tells of a refused certificate when we first read,
+        # inside the library, which says of it only that the connection is gone.
+        raised.append(_refusal(peer, _failure_of(stream) or _first(group)))
     finally:
         if stream is not None:
             with trio.CancelScope(shield=True):  # only lets go; does not wait for the peer
@@ -123,21 +130,70 @@ async def dial(url: str, token: str, tls: ssl.SSLContext | None = None, path: st
         raise raised[0]
 
 
+class _Stream(trio.abc.Stream):
+    """A connection under TLS as the library sees it. Keeps the error in which it broke, which may be the peer's refusal of us, and ends
+    `opening` by it: the library would wait for an answer. `transport` is closed with it."""
+
+    def __init__(self, transport: trio.SSLStream[trio.SocketStream], opening: trio.CancelScope) -> None:
+        self._transport = transport
+        self._opening = opening
+        self.failure: trio.BrokenResourceError | None = None
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._transport.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._transport.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        try:
+            return bytes(await self._transport.receive_some(max_bytes))
+        except trio.BrokenResourceError as err:
+            self.failure = err
+            self._opening.cancel()
+            raise
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+
+def _failure_of(stream: object) -> trio.BrokenResourceError | None:
+    return stream.failure if isinstance(stream, _Stream) else None
+
+
 def _refusal(peer: str, why: BaseException) -> Denied | Unavailable:
     """What it means that a session did not open, or broke outside the caller's code."""
+    if isinstance(why, Denied):
+        return why
     if isinstance(why, trio_websocket.ConnectionRejected):
         error: Denied | Unavailable = Unavailable(f"{peer} refused the session with status {why.status_code}")
-        if why.status_code in (401, 403):
+        code, said = _told(why.body)
+        if code == "tls_needed":
+            error = Unavailable(f"{peer} speaks TLS, and is dialled without: https:// is asked for", code=code)
+        elif why.status_code in (401, 403) and code.startswith("certificate_"):
+            error = Denied(f"{peer} refuses this machine: {said}", code=code)
+        elif why.status_code in (401, 403):
             error = Denied(f"{peer} refused the agent's token", code="token_refused")
     elif isinstance(why, trio.TooSlowError):
         error = Unavailable(f"{peer} did not answer within {CONNECT_DEADLINE_S:g} s")
-    elif isinstance(why.__cause__, ssl.SSLCertVerificationError):
-        error = Unavailable(f"{peer} shows a certificate that does not check: {why.__cause__.verify_message}", code="certificate")
+    elif (fault := refusal(why)) is not None:
+        error = Unavailable(f"{peer} shows a certificate that {fault[1]}", code="certificate")
+    elif (fault := refused(why)) is not None:
+        error = Denied(f"{peer} refuses this machine: {fault[1]}", code=fault[0])
     else:
         told = str(why) or str(why.__cause__ or "") or type(why).__name__
         error = Unavailable(f"{peer} cannot be reached: {told}")
     error.__cause__ = why
     return error
+
+
+def _told(body: bytes | None) -> tuple[str, str]:
+    """(code, message) of an error of the admin API, ("", "") for anything else."""
+    try:
+        error = json.loads(body or b"{}")["error"]
+        return str(error["code"]), str(error["message"])[:SAID_MAX]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "", ""
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

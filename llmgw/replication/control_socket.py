@@ -75,7 +75,7 @@ class ControlSocket:
                         if len(raw) > ANSWER_BYTES_MAX:
                             raise Failed(Trouble("Litestream's answer is too long to be one"))
         except trio.TooSlowError as err:
-            raise Failed(Trouble(SILENT)) from err
+            raise Failed(Trouble(SILENT, silent=True)) from err
         except (OSError, trio.BrokenResourceError) as err:
             raise Failed(Trouble(f"Litestream does not answer: {words(err)}")) from err
         return _read(raw)
@@ -89,6 +89,8 @@ class ControlSocket:
 
 
 def _read(raw: bytes) -> dict[str, Any]:
+    if not raw:
+        raise Failed(Trouble("Litestream does not answer: it cut the connection"))
     head, _, body = raw.partition(b"\r\n\r\n")
     first = head.split(b"\r\n", 1)[0].split()
     try:

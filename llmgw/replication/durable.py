@@ -13,8 +13,9 @@ import attrs
 import structlog
 import trio
 
-from llmgw.domain.errors import Broken, LlmgwError, OutcomeUnknown, StaleEpoch, Unavailable
+from llmgw.domain.errors import LlmgwError, OutcomeUnknown, StaleEpoch, Unavailable
 from llmgw.replication import rules
+from llmgw.replication.orders import carry_out
 from llmgw.replication.rules import Rules, Step
 
 Sync = Callable[[], Awaitable[None]]
@@ -62,11 +63,8 @@ class Durability:
 
     async def _carry_out(self, mine: _Round) -> None:
         try:
-            for step in self._order:
-                await self._doing[step]()
+            await carry_out(self._order, self._doing)
         except (Unavailable, StaleEpoch) as err:
             log.debug("a write is not known to be durable", epoch=self.epoch, why=err.message)
             mine.failed = err
-        except KeyError as err:
-            raise Broken(f"a write is not acknowledged by: {err}") from err
         mine.done = True

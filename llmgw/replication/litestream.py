@@ -27,6 +27,7 @@ from llmgw.replication.children import Child, environment, how_ended
 from llmgw.replication.configuration import configuration
 from llmgw.replication.control_socket import ControlSocket, Failed, Synced
 from llmgw.replication.folders import SOCKET, Folder
+from llmgw.replication.prefix_store import PrefixStore, StoreFailed
 from llmgw.replication.programs import Found, find
 from llmgw.replication.rules import Rules
 from llmgw.replication.troubles import Trouble, trouble
@@ -95,6 +96,7 @@ class Litestream:
         self._txid = self._replicated = 0
         self._trouble: Trouble | None = None
         self._since_s: float | None = None
+        self._silent = False  # the last failure did not say why
         self._told: set[str] = set()
         self.child_pid: int | None = None
 
@@ -133,6 +135,8 @@ class Litestream:
 
     async def _sync_once(self, within_s: float) -> None:
         up = self._up
+        if self._scope.cancel_called:
+            raise Failed(Trouble("Litestream has been ended", needs_repair=True))
         with trio.move_on_after(within_s) as scope:
             await up.wait()
         if scope.cancelled_caught:
@@ -254,8 +258,21 @@ class Litestream:
                     await self.sync()
             except Unavailable as err:
                 log.debug("not uploaded yet", why=err.message)
+            if self._silent:
+                await self._ask_store()
             if self._trouble is not None and self._trouble.of_credentials:
                 await self._look_for_credentials()
+
+    async def _ask_store(self) -> None:
+        """Litestream repeats a request for minutes before it says why; one of our own, which is not repeated, tells."""
+        store = PrefixStore(self._place)
+        try:
+            await self._machine.run_sync(lambda: store.has(self._prefix))
+        except StoreFailed as err:
+            found = err.failure
+            self._failed(Trouble(f"of the object store: {found.why}", found.needs_repair, found.of_credentials))
+        except Invalid as err:
+            self._failed(Trouble(err.message, needs_repair=True, of_credentials=True))
 
     async def _look_for_credentials(self) -> None:
         try:
@@ -296,14 +313,16 @@ class Litestream:
         now_s = self._machine.now_s()
         if self._trouble is None:
             self._since_s = now_s
-        if self._trouble is None or self._trouble.why != found.why:
+        if self._trouble is None or (found.needs_repair and found.why != self._trouble.why):
             log.warning("what is written does not reach the replica", why=found.why, place=str(self._place))
-        self._trouble = found
+        self._silent = found.silent
+        if not found.silent or self._trouble is None:  # silence says less than what is known already
+            self._trouble = found
 
     def _works(self) -> None:
         if self._trouble is not None and self._since_s is not None:
             log.info("what is written reaches the replica again", after_s=round(self._machine.now_s() - self._since_s, 1))
-        self._trouble, self._since_s = None, None
+        self._trouble, self._since_s, self._silent = None, None, False
         self._told.clear()
 
 

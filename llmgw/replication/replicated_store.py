@@ -27,9 +27,11 @@ from llmgw.domain.ports import Machine
 from llmgw.protocol.waiting import wait_woken
 from llmgw.replication.durable import Durability, Sync
 from llmgw.replication.feed import Feed
+from llmgw.replication.orders import carry_out
+from llmgw.replication.rules import RULES, Rules, Step
 from llmgw.replication.term import TermStore
 from llmgw.store import meta
-from llmgw.store.connection import Claim, FileStore, Store, Use
+from llmgw.store.connection import Claim, FileStore, Use
 from llmgw.store.copies import NAME_BYTES, RESTORED, SUFFIX, CopiedStore, Copy, News, Position, write_whole
 from llmgw.store.settings import newest_version
 
@@ -77,8 +79,9 @@ class Replica(Protocol):
 class ReplicatedStore(CopiedStore):
     """Built by `begin`; `run` is to run for as long as it is used."""
 
-    def __init__(self, machine: Machine, replica: Replica, copy: Copy, place: str) -> None:
+    def __init__(self, machine: Machine, replica: Replica, copy: Copy, place: str, protect: Rules = RULES) -> None:
         super().__init__()
+        self._protect = protect
         self._machine = machine
         self._replica = replica
         self._copy = copy
@@ -163,42 +166,79 @@ class ReplicatedStore(CopiedStore):
         """
         assert self._nursery is not None, "run() runs"
         await self.end_lead(fenced=True)  # of an epoch before, of the same holder
-        keeping = self._keeping = _Keeping()
+        nursery, keeping = self._nursery, _Keeping()
+        self._keeping = keeping
         path = await self._replica.working_file(claim.epoch, claim.tenure)
-        await self._replica.restore(claim.base, path, claim.progress)
-        work = keeping.work = await Store.open(path, self._machine.run_sync, Use.WORKING)
-        await _check(work, claim)
-        await work.claim_epoch(claim.epoch, claim.owner)
-        if (await meta.load(work)).cluster_id is None:
-            await meta.ensure_cluster_id(work, claim.epoch, claim.cluster_id)
         prefix = self._replica.prefix(claim.epoch, claim.tenure)
-        sync = await self._nursery.start(keeping.replicate, self._replica, path, prefix)
-        durability = Durability(claim.epoch, sync, claim.prove)
-        await durability.acknowledge()
-        acknowledge, new_version = durability.acknowledge, partial(self._tell_version, keeping)
-        opened = TermStore(self._machine, claim.epoch, work, self._copy, self._feed, acknowledge, self._told, new_version)
-        await opened.begin()
-        # From here on the next leader begins with what this term has; before, with what it began with itself.
-        keeping.publish = partial(claim.publish, prefix)
-        await keeping.publish(await newest_version(work))
-        self._nursery.start_soon(keeping.settle, opened)
-        self._term = opened
-        log.info("the store is replicated", epoch=claim.epoch, prefix=prefix, base=claim.base or "none")
+
+        async def restore() -> None:
+            await self._replica.restore(claim.base, path, claim.progress)
+            work = keeping.work = await FileStore.open(path, self._machine.run_sync, Use.WORKING)
+            await _check(work, claim)
+            await work.claim_epoch(claim.epoch, claim.owner)
+            if (await meta.load(work)).cluster_id is None:
+                await meta.ensure_cluster_id(work, claim.epoch, claim.cluster_id)
+
+        async def replicate() -> None:
+            keeping.sync = await nursery.start(keeping.replicate, self._replica, path, prefix)
+
+        async def upload() -> None:
+            assert keeping.work is not None, "restored before"
+            durability = Durability(claim.epoch, keeping.sync, claim.prove)
+            await durability.acknowledge()
+            keeping.term = TermStore(
+                self._machine,
+                claim.epoch,
+                keeping.work,
+                self._copy,
+                self._feed,
+                durability.acknowledge,
+                told=self._told,
+                new_version=partial(self._tell_version, keeping),
+            )
+            await keeping.term.begin()
+
+        async def publish() -> None:
+            # From here on the next leader begins with what this term has; before, with what it began with itself.
+            keeping.publish = partial(claim.publish, prefix)
+            await keeping.publish(await newest_version(self))
+
+        steps = {Step.RESTORE: restore, Step.REPLICATE: replicate, Step.UPLOAD: upload, Step.PUBLISH: publish}
+        await carry_out(self._protect.take_over, steps, done={Step.ACQUIRE})
+        assert keeping.term is not None, "uploaded before"
+        nursery.start_soon(keeping.settle, keeping.term)
+        self._term = keeping.term
+        log.info("this term's store is published", epoch=claim.epoch, prefix=prefix, base=claim.base or "none")
 
     async def end_lead(self, fenced: bool) -> None:
         """The term is over: nothing is written any more, and nothing replicated. `fenced`: at once."""
-        keeping, self._keeping = self._keeping, None
-        term, self._term = self._term, None
+        keeping, term = self._keeping, self._term
         if keeping is None:
             return
-        if not fenced and term is not None:
+
+        async def refuse() -> None:
+            self._keeping = self._term = None
+            if term is not None:
+                self._copy.as_of_s = self._machine.now_s()
+
+        async def upload() -> None:
+            if fenced or term is None:
+                return
             with trio.move_on_after(FINAL_S_MAX):
                 try:
                     await term.settle()
                 except LlmgwError as err:
                     log.warning("the last writes of this term are not known to be durable", pending=term.pending, why=err.message)
-        with trio.CancelScope(shield=True):  # a child that goes on would keep the folder
-            await keeping.end()
+
+        async def end_child() -> None:
+            with trio.CancelScope(shield=True):  # a child that goes on would keep the folder
+                await keeping.end()
+
+        async def release() -> None:
+            """The lease's keeper does so, once this has returned."""
+
+        steps = {Step.REFUSE: refuse, Step.UPLOAD: upload, Step.END_CHILD: end_child, Step.RELEASE: release}
+        await carry_out(self._protect.hand_over, steps)
 
     async def clean_up(self, base: str, confirmed: Callable[[], bool]) -> None:
         """For a leader, once in a while."""
@@ -223,11 +263,11 @@ class ReplicatedStore(CopiedStore):
     async def news(self, position: Position) -> News:
         """For a standby that has `position`; waits up to NEWS_S_MAX for something new. Raises Unavailable where nobody leads here."""
         until_s = self._machine.now_s() + NEWS_S_MAX
-        while (term := self._term) is not None:
+        while self._term is not None:
             changed = self._feed.changed
             changes = self._feed.after(position)
             if changes is None:
-                async with term.turn:
+                async with self._copy.turn:
                     at, whole = await self._copy.dump()
                 return News(at, (), whole)
             if changes or not await wait_woken(self._machine, changed, until_s):
@@ -238,22 +278,24 @@ class ReplicatedStore(CopiedStore):
 
     async def follow(self, news: News) -> bool:
         """What a leader told. Returns whether anything is new. Raises Diverged, Invalid, Unavailable."""
-        if self._keeping is not None:
-            return False  # this one takes over: its own file is newer
-        if news.whole is not None:
-            await self._copy.replace(write_whole(news.whole), news.position)
-        elif news.changes:
-            await self._copy.apply(news.changes, news.position)
-        self._copy.as_of_s = self._machine.now_s()
+        async with self._copy.turn:
+            if self._keeping is not None:
+                return False  # this one takes over: its own file is newer
+            if news.whole is not None:
+                await self._copy.replace(write_whole(news.whole), news.position)
+            elif news.changes:
+                await self._copy.apply(news.changes, news.position)
+            self._copy.as_of_s = self._machine.now_s()
         return news.whole is not None or bool(news.changes)
 
     async def restore_copy(self, base: str) -> None:
         """While nobody leads: what is published. Raises Invalid, Unavailable."""
         asked_s = self._machine.now_s()
         fill = await _restored(self._machine, self._replica, base, self._copy.folder)
-        if self._keeping is None:
-            await self._copy.replace(fill, Position())
-            self._copy.as_of_s = asked_s
+        async with self._copy.turn:
+            if self._keeping is None:
+                await self._copy.replace(fill, Position())
+                self._copy.as_of_s = asked_s
 
     def _tell_version(self, keeping: _Keeping) -> None:
         """The settings have a new version: the lease is to say so, that the next leader can tell whether it was given it."""
@@ -270,6 +312,10 @@ class ReplicatedStore(CopiedStore):
         self._on_trouble(trouble)
 
 
+async def _nothing_to_sync() -> None:
+    return None
+
+
 async def _nothing_to_publish(settings_version: int) -> None:
     return None
 
@@ -284,6 +330,8 @@ class _Keeping:
         self._running = 0
         self._over = False
         self._ended = trio.Event()
+        self.sync: Sync = _nothing_to_sync
+        self.term: TermStore | None = None
 
     async def replicate(self, replica: Replica, path: Path, prefix: str, task_status: trio.TaskStatus[Sync]) -> None:
         with self._counted():

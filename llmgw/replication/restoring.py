@@ -92,6 +92,8 @@ class _Attempt:
 
         def prepare() -> dict[str, str]:
             try:
+                for left in target.parent.glob(f"{target.name}*"):  # by a call before; Litestream writes over nothing
+                    left.unlink()
                 text = configuration(self._place, self._base, folder.database, folder.meta, SOCKET)
                 self._machine.disk.write(written, text)
             except OSError as err:

@@ -67,7 +67,6 @@ class TermStore:
         self._pending: deque[bytes] = deque()  # committed, not yet known to be durable, in their order
         self._waiters: list[_Waiter] = []
         self._wanted = trio.Event()
-        self.turn = trio.Lock()  # whoever changes or dumps the copy
         self.trouble = ""  # why nothing becomes durable
         self._ended = False  # whoever comes now waits for nothing
         work.record(self._pending.append)
@@ -113,7 +112,7 @@ class TermStore:
 
     async def begin(self) -> None:
         """The copy becomes what the working file is, all of which is durable. Before anybody writes."""
-        async with self.turn:
+        async with self._copy.turn:
             await self._copy.replace(copy_whole(self.work.path), Position(self._epoch))
             self._feed.begin(self._copy.position)
 
@@ -148,7 +147,7 @@ class TermStore:
                 waiter.done.set()
 
     async def _make_current(self, committed: int) -> None:
-        async with self.turn:
+        async with self._copy.turn:
             changes = [self._pending[index] for index in range(committed)]
             position = Position(self._epoch, self._feed.position.number + len(changes))
             try:

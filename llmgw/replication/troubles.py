@@ -15,6 +15,7 @@ from llmgw.lease.store_answers import answered
 
 DISK_FULL: Final = "the disk is full"
 NOTHING_THERE: Final = "there is no copy under this prefix"
+LATE: Final = "the object store did not answer in time"
 SAID_MAX: Final = 300  # of words that are not understood
 
 _STATUS: Final = re.compile(r"StatusCode: (\d{3})")
@@ -36,8 +37,8 @@ _HERE: Final = (
     ("connection reset", "the object store cut the connection", False),
     ("network is unreachable", "the object store cannot be reached", False),
     ("no route to host", "the object store cannot be reached", False),
-    ("deadline exceeded", "the object store did not answer in time", False),
-    ("i/o timeout", "the object store did not answer in time", False),
+    ("deadline exceeded", LATE, False),
+    ("i/o timeout", LATE, False),
     ("too many open files", "the process has too many files open", False),
     ("permission denied", "this user may not use the files of the store", True),
 )
@@ -45,12 +46,14 @@ _HERE: Final = (
 
 @attrs.frozen
 class Trouble:
-    """`needs_repair`: waiting does not help. `of_credentials`: others may be at hand by now. `absent`: there is nothing to restore."""
+    """`needs_repair`: waiting does not help. `of_credentials`: others may be at hand by now. `absent`: there is nothing to restore.
+    `silent`: there was no answer in time, which says nothing of why."""
 
     why: str
     needs_repair: bool = False
     of_credentials: bool = False
     absent: bool = False
+    silent: bool = False
 
 
 def trouble(text: str) -> Trouble:
@@ -62,6 +65,6 @@ def trouble(text: str) -> Trouble:
     low = text.lower()
     for word, why, needs_repair in _HERE:
         if word.lower() in low:
-            return Trouble(why, needs_repair, absent=why == NOTHING_THERE)
+            return Trouble(why, needs_repair, absent=why == NOTHING_THERE, silent=why == LATE)
     said = " ".join(text.split())
     return Trouble(f"Litestream says: {said[:SAID_MAX]}" if said else "Litestream says nothing of why")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -30,6 +30,7 @@ _NAMED: Final = (b"model", b"stream_options", *_ONCE)
 
 
 _Spans = dict[bytes, tuple[int, int]]
+Piece = bytes | memoryview
 Edit = tuple[int, int, bytes]  # the bytes from one position to another give way to these
 
 
@@ -41,22 +42,24 @@ class Asked:
     Whoever needs the body no more sets it to b"": a stream may run for an hour.
     """
 
-    __slots__ = ("_spans", "body", "model", "output_tokens", "stream")
+    __slots__ = ("_long", "_spans", "body", "model", "output_tokens", "stream")
 
-    def __init__(self, body: bytes, model: str, stream: bool, output_tokens: int, spans: _Spans | None) -> None:
-        """`spans` None: `"model"` stands once in the body, and `"stream_options"` not at all."""
+    def __init__(self, body: bytes, model: str, stream: bool, output_tokens: int, spans: _Spans | None, long: tuple[int, int]) -> None:
+        """`spans` None: outside of the span `long`, `"model"` stands once in the body, and `"stream_options"` not at all."""
         self.body = body
         self.model = model
         self.stream = stream
         self.output_tokens = output_tokens
         self._spans = spans
+        self._long = long
 
     @property
     def model_span(self) -> tuple[int, int]:
         """Looked for when it is asked for: most engines call a model as clients do."""
         if self._spans is not None:
             return self._spans[b"model"]
-        pair = _MODEL_PAIR.search(self.body)
+        start, end = self._long
+        pair = _MODEL_PAIR.search(self.body, 0, start) or _MODEL_PAIR.search(self.body, end)
         assert pair is not None  # the decoder saw a model
         return pair.span(1)
 
@@ -64,22 +67,28 @@ class Asked:
     def options_span(self) -> tuple[int, int] | None:
         return self._spans.get(b"stream_options") if self._spans is not None and self.stream else None
 
-    def as_sent(self, name: str, *edits: Edit) -> bytes:
-        """The body for an engine that calls the model `name`, with these edits; as it came where nothing is to change."""
+    def as_sent(self, name: str, *edits: Edit) -> list[Piece]:
+        """The body for an engine that calls the model `name`, with these edits, in pieces; as it came where nothing is to change."""
         if name != self.model:
             edits = (*edits, (*self.model_span, json.dumps(name).encode()))
-        return edited(self.body, *edits) if edits else self.body
+        return pieces(self.body, *edits) if edits else [self.body]
+
+
+def pieces(body: bytes, *edits: Edit) -> list[Piece]:
+    """`body` after these edits, which do not overlap; every other byte is as it was, and none of a long one is copied."""
+    view = body if len(body) < LARGE else memoryview(body)
+    parts: list[Piece] = []
+    at = 0
+    for start, end, text in sorted(edits):
+        parts += (view[at:start], text)
+        at = end
+    parts.append(view[at:])
+    return parts
 
 
 def edited(body: bytes, *edits: Edit) -> bytes:
     """`body` after these edits, which do not overlap; every other byte is as it was."""
-    parts: list[bytes] = []
-    at = 0
-    for start, end, text in sorted(edits):
-        parts += (body[at:start], text)
-        at = end
-    parts.append(body[at:])
-    return b"".join(parts)
+    return b"".join(pieces(body, *edits))
 
 
 def splice(body: bytes, span: tuple[int, int], name: str) -> bytes:
@@ -97,7 +106,8 @@ def read_body(body: bytes, *, needs_messages: bool) -> Asked:
         except UnicodeDecodeError:
             raise Invalid("the request body is not UTF-8", code="invalid_utf8") from None
     found = _decode(body)
-    spans = _where(body)
+    long = _long_span(body, found) if len(body) >= LARGE else _NO_SPAN
+    spans = _where(body, long)
     if found.model is msgspec.UNSET or found.model is None:
         raise Invalid("the request names no model", param="model", code="missing_model")
     if not isinstance(found.model, str) or not found.model:
@@ -109,7 +119,7 @@ def read_body(body: bytes, *, needs_messages: bool) -> Asked:
             raise Invalid("messages is missing", param="messages", code="missing_messages")
         if bytes(memoryview(found.messages)[:1]) != b"[":  # no copy of it all
             raise Invalid("messages must be a list", param="messages", code="invalid_type")
-    return Asked(body, found.model, bool(found.stream), _output_tokens(found), spans)
+    return Asked(body, found.model, bool(found.stream), _output_tokens(found), spans, long)
 
 
 def _output_tokens(found: AskedMembers) -> int:
@@ -160,24 +170,66 @@ def _decode_plainly(body: bytes) -> AskedMembers:
     raw: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     if messages is not msgspec.UNSET:
         raw = msgspec.Raw(b"[]" if isinstance(messages, list) else b"null")
-    tokens = {name: value.get(name) for name in OUTPUT_TOKENS}
+    tokens: dict[str, Any] = {name: value.get(name) for name in OUTPUT_TOKENS}
     return AskedMembers(model=value.get("model", msgspec.UNSET), stream=value.get("stream"), messages=raw, **tokens)
 
 
-def _where(body: bytes) -> _Spans | None:
+_NO_SPAN: Final = (0, 0)
+
+
+def _long_span(body: bytes, found: AskedMembers) -> tuple[int, int]:
+    """Where the value stands that takes up most of a long body; an empty span where there is none such, or it is not found at once.
+
+    It is one whole value that belongs to a key somewhere, so no key of the top level is inside it. That much is sure of any place
+    after `"name":` in valid JSON where what the decoder gave as the value of such a key stands byte for byte: no text can hold
+    those quotes unescaped, and a value tells by itself where it ends.
+    """
+    for name, raw in ((b'"messages"', found.messages), (b'"input"', found.input), (b'"prompt"', found.prompt)):
+        if isinstance(raw, msgspec.Raw):
+            size = memoryview(raw).nbytes
+            if size * 2 > len(body):
+                start = _value_from(body, body.find(name) + len(name))
+                if start and body[start] in b'["{' and body.startswith(raw, start):
+                    return start, start + size
+    return _NO_SPAN
+
+
+def _value_from(body: bytes, at: int) -> int:
+    """Where the value begins whose colon is the next thing at `at`; 0 where none is. `body` must be a valid JSON object."""
+    last = len(body) - 1
+    while at < last and body[at] in b" \t\r\n":
+        at += 1
+    if body[at] != 0x3A:
+        return 0
+    at += 1
+    while at < last and body[at] in b" \t\r\n":
+        at += 1
+    return at
+
+
+def _where(body: bytes, long: tuple[int, int]) -> _Spans | None:
     """Where the values of the top level's `model` and `stream_options` stand. Raises Invalid when a name that matters is there twice.
 
-    The scan is skipped, and None returned, where it can find nothing new.
+    `long`: a value in which no key of the top level is. The scan is skipped, and None returned, where it can find nothing new.
     """
-    if _stands_once(body):
+    begin, end = long
+    left_out = end - begin
+    short = body[:begin] + _STAND_IN + body[end:] if left_out else body
+    if _stands_once(short):
         return None
+    left_out -= len(_STAND_IN)
     spans: _Spans = {}
-    for name, start, end in top_level(body):
+    for name, start, stop in top_level(short):
         if name in _NAMED:
             if name in spans:
                 raise duplicate(name.decode())
-            spans[name] = (start, end)
+            # What stands behind the long value is in its own place in the body.
+            behind = left_out if end and start > begin else 0
+            spans[name] = (start + behind, stop + (left_out if end and stop > begin else 0))
     return spans
+
+
+_STAND_IN: Final = b"0"  # any value, for the long one
 
 
 def _stands_once(body: bytes) -> bool:

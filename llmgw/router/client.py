@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from llmgw.router import http1
 from llmgw.router.exchange import Exchange
 from llmgw.router.families import Problem, error_body, error_event
+from llmgw.router.http1 import READ_BYTES
 from llmgw.router.sweeper import Kick, Kicked, Waiter
-from llmgw.router.upstreams import READ_BYTES
 
 if TYPE_CHECKING:
     from llmgw.router.relay import Relay, Verdict
@@ -45,10 +45,10 @@ class Client(Waiter):
         self.sent_bytes = 0
         self.out: list[memoryview] = []
 
-    def receive(self) -> bytes | None:
+    def receive(self, size: int = READ_BYTES) -> bytes | None:
         """What is there; b"" when the client has closed, None when nothing is there yet. Raises OSError."""
         try:
-            return self.sock.recv(READ_BYTES)
+            return self.sock.recv(size)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
 

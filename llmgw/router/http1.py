@@ -30,6 +30,8 @@ _TOLD_EARLY: Final = re.compile(rb"(?i)\r\n(origin|x-request-id):([^\r\n]*)(?=\r
 _VERSIONS: Final = (b" HTTP/1.1", b" HTTP/1.0")
 _CHUNKED_NAMES: Final = re.compile(rb"(?i)\r\ntransfer-encoding:[ \t]*([^\r\n]*)")
 _KNOWN_CODINGS: Final = frozenset({b"chunked", b"identity", b"gzip", b"deflate", b"compress", b""})
+READ_BYTES: Final = 65_536  # router-measurements.md: 64 KB beats 16 and 256
+READ_MAX: Final = 1_048_576  # of a body that is known to be longer: what has come of it is then read by one call
 RESPONSE_HEAD_MAX: Final = 65_536  # bytes of an engine's head, as in router-measurements.md, pitfall 7
 
 REASONS: Final = {
@@ -124,12 +126,15 @@ class Form:
 
 
 class Heads(Generic[_Read]):
-    """Heads that were read before, by their forms. Forgets all when it is full. `last`: the one that was found or kept last."""
+    """Heads that were read before, by their forms. Forgets all when it is full. `last`: the one that was found or kept last.
+
+    `beside` shares what another one knows, and not its last: a thousand engines of one kind say one head, which is then one object.
+    """
 
     __slots__ = ("_known", "last")
 
-    def __init__(self) -> None:
-        self._known: dict[bytes, _Read] = {}
+    def __init__(self, beside: Heads[_Read] | None = None) -> None:
+        self._known: dict[bytes, _Read] = {} if beside is None else beside._known
         self.last: _Read | None = None
 
     def get(self, form: Form) -> _Read | None:
@@ -268,6 +273,11 @@ class Chunks:
                 position = self._line(data, position)
         return position - before + begin if before else position
 
+    @property
+    def between(self) -> bool:
+        """Does the next byte begin a chunk?"""
+        return self._part is _Part.SIZE and not self._buffer
+
     def _line(self, data: bytes, position: int) -> int:
         """One line of the coding's own: a size, the end of a chunk, or a trailer."""
         end = data.find(b"\n", position)
@@ -311,6 +321,8 @@ class Chunks:
 
 
 _sizes: dict[bytes, int] = {}  # lines that were read before: an engine's chunks have few sizes
+_plain_sizes: dict[bytes, int] = {}  # those of them that are written as we write them, with nothing beside the number
+_PLAIN_LINE_MAX: Final = 10  # bytes: the longest line that is kept, with its end
 
 
 def _size_of(line: bytes) -> int:
@@ -324,8 +336,21 @@ def _size_of(line: bytes) -> int:
         if len(line) <= 8:  # with an extension it is not worth the memory
             if len(_sizes) >= HEADS_MAX:
                 _sizes.clear()
+                _plain_sizes.clear()
             _sizes[line] = size
+            if size and line == b"%x" % size:
+                _plain_sizes[line] = size
     return size
+
+
+def whole_chunk(data: bytes) -> int:
+    """Where the body's bytes begin in `data`, if it is one chunk and nothing else, framed as `chunk` frames it; they end two bytes
+    before its end. 0 where it is none, or its size was not read of late.
+    """
+    at = data.find(b"\r\n", 0, _PLAIN_LINE_MAX)
+    if at <= 0 or _plain_sizes.get(data[:at]) != len(data) - at - 4 or not data.endswith(b"\r\n"):
+        return 0
+    return at + 2
 
 
 class _Stage(enum.Enum):
@@ -365,6 +390,11 @@ class RequestReader:
     def at_rest(self) -> bool:
         """Nothing of a next request has come yet."""
         return self._stage is _Stage.HEAD and not self._buffer
+
+    @property
+    def room(self) -> int:
+        """How many bytes to read at a time, at most."""
+        return READ_MAX if self._stage is _Stage.LENGTH and self._left > READ_BYTES else READ_BYTES
 
     def feed(self, data: bytes) -> None:
         if self._stage is _Stage.DEAD:
@@ -795,6 +825,12 @@ class ResponseReader:
             self.complete = True
         if self.complete and position < len(data):
             self.surplus = _is_surplus(data[position:])
+
+    @property
+    def between_chunks(self) -> bool:
+        """Does the next byte begin a chunk, and was all before it taken? What is one `whole_chunk` then needs not be read here."""
+        chunks = self._chunks
+        return chunks is not None and chunks.between and not (self._parts or self.complete or self.broken)
 
     def _read_head(self, data: bytes) -> int:
         """Where the body begins in `data`; -1 when the head is not whole, or is none."""

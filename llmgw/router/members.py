@@ -23,11 +23,13 @@ OUTPUT_TOKENS: Final = OutputMembers.__struct_fields__
 
 
 class AskedMembers(OutputMembers, kw_only=True):
-    """What routing looks at."""
+    """What routing looks at. The last three are where long texts stand."""
 
     model: Any = msgspec.UNSET
     stream: Any = None
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class LimitedMembers(OutputMembers, kw_only=True):

@@ -47,7 +47,7 @@ from llmgw.router.relay import READS_PER_TURN, REST_DEFAULT_S, STOPPING, End, En
 from llmgw.router.sweeper import Kick, Kicked
 from llmgw.router.table import Target
 from llmgw.router.turns import Called
-from llmgw.router.upstreams import READ_BYTES, EndpointState, Unreachable, Upstream
+from llmgw.router.upstreams import EndpointState, Unreachable, Upstream
 from llmgw.router.usage import refuses_usage
 
 if TYPE_CHECKING:
@@ -242,13 +242,9 @@ class Connection(Client):
         """Waits for what the client sends, and begins what has come. Returns when the task is needed elsewhere, or `_over`."""
         reader, router = self.reader, self.router
         began_s = 0.0
-        turns = 0
         while not self._read_nowait():
             if self.exchange is not None or self._over:
                 return None
-            turns += 1
-            if turns % READS_PER_TURN == 0:
-                await trio.lowlevel.checkpoint()
             if reader.fault is not None:
                 fault = reader.fault
                 return await self._refuse(reader.fault_head, Problem(fault.status, fault.code, fault.message))
@@ -261,7 +257,8 @@ class Connection(Client):
             if current is not None and current.head.expect == b"100-continue" and self._continued is not current:
                 self._continued = current
                 await self._continue()
-            if self._unread:
+            if self._unread:  # a very long body: others get their turn
+                await trio.lowlevel.checkpoint()
                 continue
             if router.draining and reader.at_rest:
                 self._over = True
@@ -278,7 +275,7 @@ class Connection(Client):
         if router.draining and self.exchange is None and reader.at_rest:
             self._over = True
             return None
-        if self.exchange is None:
+        if self.exchange is None and reader.current is None:
             self.deadline_s = router.reactor.now_s + router.policy.route.keep_alive_s
         self._rests = True
         try:
@@ -304,8 +301,11 @@ class Connection(Client):
         return True
 
     def _read_nowait(self) -> bool:
-        """Reads and begins what can be. False when the task is needed: for a wait, a fault, a long body, the end."""
+        """Reads and begins what can be. False when the task is needed: for a head that is not whole or not known, a fault, a very long
+        body, the end.
+        """
         reader = self.reader
+        reads = 0
         while True:
             while reader.finished and not self._over:
                 if not self.busy:
@@ -314,31 +314,48 @@ class Connection(Client):
                     return self.relay is not None
             if self._over or reader.fault is not None:
                 return False
-            if reader.current is not None and reader.current is not self._admitted:
+            current = reader.current
+            if current is not None and current is not self._admitted and not self._admit_nowait(current):
                 return False
             if not self._unread:
-                return reader.at_rest
+                return reader.at_rest or self._awaits_body()
+            size = reader.room
             try:
-                data = self.receive()
+                data = self.receive(size)
             except OSError:
                 data = b""
             if data is None:
                 self._unread = False
-                return reader.at_rest
+                return reader.at_rest or self._awaits_body()
             if not data:
                 if not reader.at_rest:
                     self._left_early()
                 self._over = True
                 return False
-            if len(data) < READ_BYTES and not self.peer_closed and not self.secure:
+            if len(data) < size and not self.peer_closed and not self.secure:
                 self._unread = False
             if reader.at_rest:  # the limits of the policy in force now, which may not be the one this wait began under
                 route = self.router.policy.route
                 reader.max_head = route.max_header_bytes
                 reader.max_body = route.max_body_bytes
             reader.feed(data)
-            if not reader.finished and self._unread:
-                return False  # a long body: the task reads it, and takes turns with the others
+            reads += 1
+            if reads >= READS_PER_TURN and self._unread and not reader.finished:
+                return False  # the task reads it, and takes turns with the others
+
+    def _admit_nowait(self, current: Request) -> bool:
+        """May a request go on whose body is still coming? Only what was found of its like before is gone by."""
+        if current.head.expect is not None or self.router.know(current.head) is None:
+            return False
+        self._admitted = current
+        return True
+
+    def _awaits_body(self) -> bool:
+        """Is nothing to be done until more of an admitted request's body comes? A head that is not whole is the task's."""
+        if self.reader.current is None:
+            return False
+        self.deadline_s = self.router.reactor.now_s + self.router.policy.route.idle_timeout_s
+        return True
 
     def _left_early(self) -> None:
         """The client is gone before its request was whole: nobody is left to answer, and the log tells."""
@@ -846,9 +863,10 @@ class Connection(Client):
         engine_name = choice.candidate.engine_name
         call.hidden = call.usage is not None and state.tells_usage
         body = asked.as_sent(engine_name, *((call.usage,) if call.usage is not None and call.hidden else ()))
+        size = len(body[0]) if len(body) == 1 else sum(map(len, body))
         head = b"POST %b%b HTTP/1.1\r\n%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
             state.base, call.head.target, state.head_lines(known.route.family is Family.ANTHROPIC), known.forwarded,
-            call.exchange.id, len(body),
+            call.exchange.id, size,
         )  # fmt: skip
         if call.exchange.attempts == 1:  # read anew, because the reactor's clock stands still while we work
             router = self.router
@@ -856,7 +874,7 @@ class Connection(Client):
             router.metrics.asked(call.exchange.model_label, overhead_s if overhead_s > 0 else 0.0)
         self._reads = 0
         self.relay = relay = Relay(self, self.router, call, state, upstream)
-        relay.start(head, body)
+        relay.start(head, body, size)
 
     # --- what a relay asks
 

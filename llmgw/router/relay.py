@@ -18,17 +18,17 @@ import attrs
 
 from llmgw.router import http1, sse
 from llmgw.router.answer_headers import ENDPOINT
-from llmgw.router.body import is_json, model_span, renamed
+from llmgw.router.body import Piece, is_json, model_span, renamed
 from llmgw.router.breaker import Outcome
 from llmgw.router.client import SEND_MAX, Client, header_lines
 from llmgw.router.exchange import Call, Failure
 from llmgw.router.families import LAST_EVENTS, Family, Problem, cut, engine_problem
-from llmgw.router.http1 import AnswerHead, Framing, ResponseReader
+from llmgw.router.http1 import READ_BYTES, AnswerHead, Framing, ResponseReader
 from llmgw.router.metrics import Histogram
 from llmgw.router.reactor import GONE, READ, WRITE
 from llmgw.router.retry import retry_after_s, retryable_status
 from llmgw.router.sweeper import Kick, Kicked
-from llmgw.router.upstreams import READ_BYTES, EndpointState, Upstream, User
+from llmgw.router.upstreams import EndpointState, Upstream, User
 from llmgw.router.usage import USAGE_KEY, Meter
 
 if TYPE_CHECKING:
@@ -103,13 +103,32 @@ def passed_on(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
     return [pair for pair in headers if pair[0] not in _WITHHELD and pair[0] not in hop and not pair[0].startswith(_WITHHELD_BEGINNINGS)]
 
 
-class _Answer:
-    """How one kind of answer is handled. `had_everything`: the client has got all that matters, so that it may leave."""
+def _rest(several: list[Piece], sent: int) -> list[memoryview]:
+    """What is left of pieces after so many bytes."""
+    left: list[memoryview] = []
+    for piece in several:
+        size = len(piece)
+        if sent < size:
+            left.append(memoryview(piece)[sent:])
+        sent = sent - size if sent > size else 0
+    return left
 
-    __slots__ = ("had_everything",)
+
+class _Answer:
+    """How one kind of answer is handled. `had_everything`: the client has got all that matters, so that it may leave.
+
+    `plain`: pieces may come that go on as they are; `pass_on` is asked for each before it is read.
+    """
+
+    __slots__ = ("had_everything", "plain")
 
     def __init__(self) -> None:
         self.had_everything = False
+        self.plain = False
+
+    def pass_on(self, data: bytes) -> bool:
+        """Is `data` one whole piece, and was it passed on as it is? Where not, nothing has happened. Raises Kicked."""
+        return False
 
     def step(self) -> Verdict | None:
         """More of it has come. None to go on."""
@@ -141,18 +160,28 @@ class Relay(User):
         self._missed = False  # there may be more to read, but the client was slow
         upstream.user = self
 
-    def start(self, head: bytes, body: bytes) -> None:
-        """Sends the request."""
+    def start(self, head: bytes, body: list[Piece], size: int) -> None:
+        """Sends the request. `size`: of the whole body."""
         self.link.set_deadline(self.call.policy.route.first_byte_timeout_s)
-        pieces = [head + body] if len(body) < JOIN_MAX else [head, body]
-        for index, piece in enumerate(pieces):
-            try:
-                sent = self.upstream.send(piece)
-            except OSError as err:
-                return self._not_taken(err)
-            if sent < len(piece):
-                self._unsent = [memoryview(piece)[sent:], *(memoryview(later) for later in pieces[index + 1 :])]
-                return None
+        upstream, size, first = self.upstream, size + len(head), body[0]
+        several: list[Piece] = [head, *body]
+        try:
+            if size < JOIN_MAX:
+                whole = head + first if len(body) == 1 and isinstance(first, bytes) else b"".join(several)
+                sent = upstream.send(whole)
+                if sent == size:
+                    return None
+                several = [whole]
+            elif upstream.secure:
+                sent = 0
+            else:  # by one call, so that no packet goes out with the head alone
+                sent = upstream.send_pieces(several)
+        except OSError as err:
+            return self._not_taken(err)
+        if sent < size:
+            self._unsent = _rest(several, sent)
+            if upstream.secure:
+                self._send()
         return None
 
     # --- what the reactor tells
@@ -220,6 +249,13 @@ class Relay(User):
                 return None
             if data:
                 self.reads += 1
+                answer = self._answer
+                if answer is not None and answer.plain and self._passed(answer, data):
+                    if self.over:
+                        return None
+                    if len(data) < READ_BYTES and not to_the_end:
+                        return None
+                    continue
                 reader.feed(data)
                 if self._unsent:  # the engine answers while the body is still going out
                     reader.refuse_reuse()
@@ -237,6 +273,14 @@ class Relay(User):
                 return None
         self.router.reactor.again(self.upstream, READ | (GONE if to_the_end else 0))
         return None
+
+    def _passed(self, answer: _Answer, data: bytes) -> bool:
+        """Was what has come passed on as it is? The shortest way, which nearly every piece of a stream goes."""
+        try:
+            return answer.pass_on(data)
+        except Kicked:
+            self.client_gone()
+            return True
 
     def _step(self) -> None:
         reader = self.reader
@@ -340,6 +384,13 @@ def _candidate(call: Call) -> Candidate:
     return call.choice.candidate
 
 
+# Engines whose server is asyncio's, which sets TCP_NODELAY on every connection: they wait for no acknowledgement.
+_SENDS_AT_ONCE: Final = frozenset({"vllm", "sglang"})
+# Of one chunk with one event of one line: the coding's own two, and the two that end the event.
+_RETURNS: Final = 2
+_LINE_FEEDS: Final = 4
+
+
 class _Events(_Answer):
     """A stream of events. Nothing is given before its first content."""
 
@@ -388,6 +439,15 @@ class _Events(_Answer):
             else:
                 self._gaps = relay.router.metrics.itl(relay.call.exchange.model_label)
             self._last_s = now_s
+        # What has something to be changed, or may be the last, goes the long way; so does what ends otherwise than by `[DONE]`.
+        self.plain = (
+            self._done
+            and self._rename is None
+            and relay.link.chunked
+            and not (self._finished or self._failed or self._ended)
+            and reader.between_chunks
+            and self._scanner.at_rest
+        )
         if reader.complete:
             return self._end(out)
         if out:
@@ -396,6 +456,30 @@ class _Events(_Answer):
             self.had_everything = relay.tail = True
             relay.link.set_deadline(TAIL_S)
         return None
+
+    def pass_on(self, data: bytes) -> bool:
+        # The same questions as in `EventScanner.feed` and `_passed`, asked of the chunk as it came: one event on one line that is an
+        # object, and in it no error, no usage and no end. Nothing else is touched: with a thousand streams, what lies in memory here
+        # and there (reader, chunks, scanner) has left the processor's cache by the next piece.
+        relay, gaps = self._relay, self._gaps
+        at = http1.whole_chunk(data)
+        if (
+            not at
+            or gaps is None
+            or not data.startswith(b"data: {", at)
+            or not data.endswith(b"\n\n\r\n")
+            or data.count(b"\n") != _LINE_FEEDS
+            or data.count(b"\r") != _RETURNS
+            or data.find(b"error") >= 0
+            or data.find(USAGE_KEY) >= 0
+            or data.count(b"finish_reason") != data.count(b'"finish_reason":null')
+        ):
+            return False
+        now_s = relay.router.reactor.now_s
+        gaps.add(now_s - self._last_s)
+        self._last_s = now_s
+        relay.link.push(data)
+        return True
 
     def _sniff(self, events: list[bytes]) -> Failure | Literal[True] | None:
         """Looks for a first content: True when it is there, None while it may come.
@@ -440,6 +524,8 @@ class _Events(_Answer):
         if not link.head_sent:
             link.push(link.stream_head(relay.call.exchange, self._kind.lines))
         link.first_content()
+        if relay.state.endpoint.engine in _SENDS_AT_ONCE:
+            relay.upstream.acknowledge_rarely()
 
     def _passed(self, events: list[bytes]) -> bytes:
         """What the client gets of these events."""
@@ -448,7 +534,7 @@ class _Events(_Answer):
             if self._ended:
                 break  # nothing follows the last event
             if self._done:
-                if b"[DONE]" in event and sse.is_done(event):
+                if event.find(b"[DONE]") >= 0 and sse.is_done(event):
                     self._ended = True
                     if not self._failed:
                         out.append(event)
@@ -458,9 +544,9 @@ class _Events(_Answer):
             # Nearly every chunk of the OpenAI family says that it is not the last: what says it as all do is not looked at further.
             if not self._finished and event.count(b"finish_reason") > event.count(b'"finish_reason":null') and sse.is_finish(event):
                 self._finished = True
-            if not self._failed and b"error" in event and sse.data_of(event) is not None and sse.error_of(event) is not None:
+            if not self._failed and event.find(b"error") >= 0 and sse.data_of(event) is not None and sse.error_of(event) is not None:
                 self._failed = True
-            if USAGE_KEY in event and not (event := self._meter.event(event)):
+            if event.find(USAGE_KEY) >= 0 and not (event := self._meter.event(event)):
                 continue
             out.append(event if self._rename is None else self._renamed(event, self._rename))
         return out[0] if len(out) == 1 else b"".join(out)

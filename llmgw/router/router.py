@@ -29,10 +29,11 @@ from llmgw.router import access_log
 from llmgw.router.answer_headers import ENDPOINT, LIMIT_HEADERS, SERVER_TIMING, limit_lines, operator_lines
 from llmgw.router.cells import Cell
 from llmgw.router.choose import Choice, Shortage, choose
+from llmgw.router.engine_load import POLLS_PER_S_MAX
 from llmgw.router.exchange import Exchange, Known
 from llmgw.router.families import NOT_OFFERED, ROUTES, Problem, cut, not_offered, problem_of
 from llmgw.router.gate import Gate
-from llmgw.router.http1 import Head, Heads
+from llmgw.router.http1 import AnswerHead, Head, Heads
 from llmgw.router.keys import Keyring
 from llmgw.router.limits import Parallel
 from llmgw.router.metrics import METRICS_HEADERS, EndpointFigures, Following, Metrics, accounted, counted, followed
@@ -61,6 +62,8 @@ NEAR_ROUTE: Final = 0.75  # difflib's ratio: /v1/modles finds /v1/models, /v1/no
 NEAR_PATH_MAX: Final = 100  # characters; the longest route has 25
 _ADMIN_PATHS: Final = ("/api/v1/", "/console/")
 READY_REASONS_MAX: Final = 20  # models named in /ready; a catalog of thousands would make it a page
+IN_USE_S: Final = 300.0  # chosen: who asks once every few minutes still finds the figures of others' requests
+IN_USE_LOOK_S: Final = 1.0
 LEAST_LOAD: Final = "least_load"  # the one policy of [route] that looks at load
 IDLE_SWEEP_S: Final = 2.0  # between looks for pooled connections that have idled too long; with 5,000 endpoints each look costs
 WAITING_RETRY_S: Final = 2.0  # chosen: a control plane that starts is there within seconds
@@ -104,6 +107,7 @@ class Router:
         self.table: RoutingTable = EMPTY
         self.reactor = reactor or Reactor(machine.now_s)
         self.heads: Heads[Head] = Heads()
+        self.answer_heads: Heads[AnswerHead] = Heads()
         self.metrics = Metrics()
         self.parallel = Parallel()
         self.rates = Rates()
@@ -122,6 +126,10 @@ class Router:
         self._states: dict[EndpointId, EndpointState] = {}
         self._retired: list[EndpointState] = []
         self._polled: tuple[EndpointState, ...] | None = None  # worked out when asked for after a change
+        self._polled_in_use: tuple[frozenset[str], tuple[EndpointState, ...]] | None = None
+        self._in_use: dict[str, tuple[int, float]] = {}  # by model: requests up to a look, and when there was a new one
+        self._in_use_look_s = 0.0
+        self._models_seen: frozenset[str] = frozenset()
         self._endpoints = EndpointList()
         self._catalog: Catalog | None = None
         self._highest: FencingToken | None = None
@@ -190,7 +198,7 @@ class Router:
             self._retired.append(state)
         for known, endpoint in wanted.items():
             if known not in self._states:
-                self._states[known] = EndpointState(endpoint, self.reactor, now_s, self.cell_of(endpoint))
+                self._states[known] = EndpointState(endpoint, self.reactor, now_s, self.cell_of(endpoint), self.answer_heads)
         self._forget_retired()
         self._set_table()
 
@@ -260,15 +268,43 @@ class Router:
         return len(self._states)
 
     def polled(self) -> tuple[EndpointState, ...]:
-        """Those whose engines are asked for their load: where a model has more than one, and load decides. One tuple per list."""
+        """Those whose engines are asked for their load: where a model has more than one, and load decides. One tuple until that changes.
+
+        Where they are too many to ask each once a second, only those of models that somebody has asked for of late: a fleet at rest
+        costs nothing, and of what is in use the figures are newer.
+        """
         if self._polled is None:
-            found: dict[EndpointId, None] = {}
-            if self.policy.route.policy == LEAST_LOAD:
-                for target in self.table.targets.values():
-                    if target.count > 1:
-                        found.update((candidate.endpoint.id, None) for tier in target.tiers for candidate in tier)
-            self._polled = tuple(self._states[known] for known in found)
-        return self._polled
+            self._polled = self._between_which_load_decides(None)
+            self._polled_in_use = None
+        if len(self._polled) <= POLLS_PER_S_MAX:
+            return self._polled
+        in_use = self._models_in_use()
+        if self._polled_in_use is None or self._polled_in_use[0] != in_use:
+            self._polled_in_use = in_use, self._between_which_load_decides(in_use)
+        return self._polled_in_use[1]
+
+    def _between_which_load_decides(self, models: frozenset[str] | None) -> tuple[EndpointState, ...]:
+        """Of these models; None: of all."""
+        found: dict[EndpointId, None] = {}
+        if self.policy.route.policy == LEAST_LOAD:
+            for target in self.table.targets.values():
+                if target.count > 1 and (models is None or target.model in models):
+                    found.update((candidate.endpoint.id, None) for tier in target.tiers for candidate in tier)
+        return tuple(self._states[known] for known in found)
+
+    def _models_in_use(self) -> frozenset[str]:
+        """Those of which a request has gone to an engine within IN_USE_S, as seen by looks IN_USE_LOOK_S apart."""
+        now_s = self.machine.now_s()
+        if now_s >= self._in_use_look_s:
+            self._in_use_look_s = now_s + IN_USE_LOOK_S
+            for model, histogram in self.metrics.overhead_seconds.items():
+                count = sum(histogram.counts)
+                seen = self._in_use.get(model)
+                if seen is None or seen[0] != count:
+                    self._in_use[model] = count, now_s
+            self._in_use = {model: seen for model, seen in self._in_use.items() if model in self.table.targets}
+            self._models_seen = frozenset(model for model, seen in self._in_use.items() if now_s - seen[1] < IN_USE_S)
+        return self._models_seen
 
     # --- who waits for a place
 

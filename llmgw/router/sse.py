@@ -40,7 +40,7 @@ class EventScanner:
     def feed(self, data: bytes) -> list[bytes]:
         if (
             not self._buffer
-            and b"\r" not in data
+            and data.find(b"\r") < 0
             and data.endswith(b"\n\n")
             and data.count(b"\n\n") == 1
             and data[:1] not in b"\n:"
@@ -88,6 +88,11 @@ class EventScanner:
         if len(self._buffer) > EVENT_MAX:
             self.overflow = True
         return found
+
+    @property
+    def at_rest(self) -> bool:
+        """Has no event begun?"""
+        return not self._buffer
 
     def rest(self) -> bytes:
         """What came after the last whole event; the scanner is empty afterwards."""

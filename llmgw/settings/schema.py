@@ -281,6 +281,16 @@ class TlsSettings:
     ca: str = setting(
         "", help="Certificates of others are checked against these (PEM).", scope=_M, check=_path_fault, example="/etc/llmgw/ca.pem"
     )
+    plain: str = setting(
+        "loopback",
+        help="Where ports speak plain HTTP without a certificate: on loopback; never; anywhere: whoever stands between reads all of it.",
+        scope=_M,
+        choices=("loopback", "never", "anywhere"),
+    )
+
+    def secures(self, *, loopback: bool) -> bool:
+        """Is a port TLS, be it with the cluster's own certificate, that is on loopback or not?"""
+        return bool(self.certificate) or self.plain == "never" or (self.plain == "loopback" and not loopback)
 
     def faults(self, path: str) -> list[Fault]:
         return _pair_faults(self.certificate, self.key, f"{path}.certificate", f"{path}.key")

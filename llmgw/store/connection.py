@@ -12,7 +12,7 @@ import enum
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
 
 import apsw
 import attrs
@@ -89,33 +89,13 @@ class Run(Protocol):
 
 
 class Store:
-    """What every kind of store offers: units of work on the cluster's rows. `open` gives the one that is a file of this machine.
+    """What every kind of store offers: units of work on the cluster's rows.
 
     A kind says how it reads, and how a unit of work is carried out and kept.
     """
 
     def __init__(self) -> None:
         self._on_trouble: Callable[[str], None] = _nobody
-
-    @staticmethod
-    async def open(path: str | Path, run: Run, use: Use = Use.OWN) -> FileStore:
-        """Opens or creates the database at `path`, brings its schema up to this build's, and proves that it can be written.
-
-        ":memory:" gives one that dies with the store; it has one connection, which readers share. Raises `Invalid` for a file
-        that is not for this build (another program's, a newer schema, too old an SQLite, a network file system) and
-        `Unavailable` with code `storage_unavailable` for what a person must repair on the machine.
-        """
-        where = str(path)
-        if where != MEMORY:
-            where = os.path.abspath(where)  # noqa: ASYNC240 - looks at no file
-        connections = await run(lambda: _open(where, use))
-        return FileStore(where, run, connections)
-
-    @staticmethod
-    def sharing(other: FileStore, run: Run) -> FileStore:
-        """Another process's way to a database in memory, for simulations: `run` is that process's."""
-        assert other.path == MEMORY, "files are shared by opening them"
-        return FileStore(MEMORY, run, other._connections)
 
     @property
     def mode(self) -> str:
@@ -220,7 +200,10 @@ class Store:
 
 
 class FileStore(Store):
-    """An open database. Built by `Store.open`; closed by whoever opened it, after everything that uses it has ended."""
+    """A database that is a file of this machine, or in memory. Built by `open`.
+
+    Closed by whoever opened it, after everything that uses it has ended.
+    """
 
     def __init__(self, path: str, run: Run, connections: _Connections) -> None:
         super().__init__()
@@ -238,6 +221,26 @@ class FileStore(Store):
         self._write_turn = trio.Lock()
         self._read_turns = trio.Semaphore(max(1, len(connections.readers)))
         self._closed = False
+
+    @classmethod
+    async def open(cls, path: str | Path, run: Run, use: Use = Use.OWN) -> Self:
+        """Opens or creates the database at `path`, brings its schema up to this build's, and proves that it can be written.
+
+        ":memory:" gives one that dies with the store; it has one connection, which readers share. Raises `Invalid` for a file
+        that is not for this build (another program's, a newer schema, too old an SQLite, a network file system) and
+        `Unavailable` with code `storage_unavailable` for what a person must repair on the machine.
+        """
+        where = str(path)
+        if where != MEMORY:
+            where = os.path.abspath(where)  # noqa: ASYNC240 - looks at no file
+        connections = await run(lambda: _open(where, use))
+        return cls(where, run, connections)
+
+    @classmethod
+    def sharing(cls, other: FileStore, run: Run) -> Self:
+        """Another process's way to a database in memory, for simulations: `run` is that process's."""
+        assert other.path == MEMORY, "files are shared by opening them"
+        return cls(MEMORY, run, other._connections)
 
     @property
     def mode(self) -> str:

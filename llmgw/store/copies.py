@@ -16,6 +16,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import apsw
 import attrs
+import trio
 
 from llmgw.domain.errors import LlmgwError
 from llmgw.domain.ports import Machine
@@ -101,12 +102,14 @@ class _Held:
 
 
 class Copy:
-    """Built by `open`. `folder` belongs to this process; `position` is what the copy has; one caller changes it at a time."""
+    """Built by `open`. `folder` belongs to this process; `position` is what the copy has. Whoever changes it, or needs it to stand
+    still, holds `turn`: a standby that follows and a leader that begins may meet here."""
 
     def __init__(self, machine: Machine, folder: Path, held: _Held) -> None:
         self._machine = machine
         self.folder = folder
         self._held = held
+        self.turn = trio.Lock()
         self.position = Position()
         self.as_of_s: float | None = None  # when this was last known to be all that there is; None: since before this process
 
@@ -114,7 +117,7 @@ class Copy:
     async def open(cls, machine: Machine, folder: Path, fill: Callable[[Path], None] | None) -> Copy:
         """The copy that `fill(path)` makes; with None the newest that an earlier process left here, or an empty one.
 
-        Raises what `fill` and `Store.open` raise.
+        Raises what `fill` and `FileStore.open` raise.
         """
         await machine.run_sync(lambda: folder.mkdir(mode=0o700, parents=True, exist_ok=True))
         left = await machine.run_sync(lambda: _left(folder))
@@ -141,7 +144,7 @@ class Copy:
         return await self._held.read(lambda connection: unit(connection, *args, **kwargs))
 
     async def replace(self, fill: Callable[[Path], None], position: Position) -> None:
-        """The whole file that `fill(path)` makes takes its place. Raises what `fill` and `Store.open` raise, and then nothing changed."""
+        """The whole file that `fill(path)` makes takes its place. Raises what `fill` and opening it raise, and then nothing changed."""
         store = await _make(self._machine, self.folder, fill)
         before, self._held, self.position = self._held, _Held(store), position
         before.retire()
@@ -153,7 +156,7 @@ class Copy:
         self.position = position
 
     async def dump(self) -> tuple[Position, bytes]:
-        """The whole file as it is at its position. Whoever changes the copy waits meanwhile."""
+        """The whole file as it is at its position."""
         position = self.position
         return position, await self.read(lambda connection: connection.serialize("main"))
 
@@ -198,7 +201,7 @@ async def _make(machine: Machine, folder: Path, fill: Callable[[Path], None] | N
     try:
         if fill is not None:
             await machine.run_sync(lambda: fill(path))
-        return await Store.open(path, machine.run_sync, Use.COPY)
+        return await FileStore.open(path, machine.run_sync, Use.COPY)
     except BaseException:
         _remove((path,))
         raise
@@ -208,7 +211,7 @@ async def _open_left(machine: Machine, left: Sequence[Path]) -> FileStore | None
     """The newest that can be read; others are of no use."""
     for file in left:
         with contextlib.suppress(LlmgwError):
-            return await Store.open(file, machine.run_sync, Use.COPY)
+            return await FileStore.open(file, machine.run_sync, Use.COPY)
     return None
 
 

@@ -42,6 +42,7 @@ STEPS: Final = (
     # An older build that leads would push keys of its file alone: it would bring back what was revoked, and refuse what was created.
     _step(3, "api_keys", min_reader=1, min_writer=3),
     _step(4, "usage", min_reader=1, min_writer=3),  # tables that an older build does not touch
+    _step(5, "identities", min_reader=1, min_writer=3),  # likewise; no older build asks for certificates
 )
 SCHEMA: Final = STEPS[-1].version
 

@@ -13,15 +13,17 @@ import trio
 from llmgw.agent.agent import AgentPlan
 from llmgw.agent.agent import run_agent as run
 from llmgw.domain.errors import EXIT_OK, Invalid
+from llmgw.domain.identity import MachineRole
 from llmgw.domain.ports import Machine
 from llmgw.settings.address import parse_ports
 from llmgw.settings.load import Loaded
 from llmgw.settings.schema import AgentSettings
 from llmgw.wiring.data_dir import claim
-from llmgw.wiring.dialling import default_token_file, dialler
+from llmgw.wiring.dialling import default_token_file, dialler, identity_folder
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.notify import take_notifier
+from llmgw.wiring.renewal import keep_renewed
 from llmgw.wiring.runs import run_role
 from llmgw.wiring.signals import wait_for_stop
 
@@ -70,7 +72,11 @@ async def run_agent(
     if file is None:
         raise Invalid("agent.token_file: no token file is known", param="agent.token_file")
     with claim(plan.data_dir):
-        await run(machine, plan, dialler(machine, file, ca), stop_engines=stop_engines, task_status=task_status)
+        joined = identity_folder(plan.data_dir)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_renewed, machine, joined, MachineRole.AGENT, plan.control_planes, ca)
+            await run(machine, plan, dialler(machine, file, ca, joined=joined), stop_engines=stop_engines, task_status=task_status)
+            nursery.cancel_scope.cancel()
 
 
 def agent_main(loaded: Loaded, *, stop_engines: bool = False) -> int:

@@ -196,6 +196,8 @@ def _told_to_ctl(machine: Machine, running: Running, written: list[Path]) -> Ite
     folder = running_dir(os.environ)
     file = folder / f"{running.admin_url.rpartition(':')[2]}.toml"  # of all that run, one has this port
     told = {"server": running.admin_url, "token": running.admin_token, "agent_token_file": str(running.agent_token_file)}
+    if running.ca_file is not None:
+        told["ca"] = str(running.ca_file)
     named = f"`llmgw ctl --server {running.admin_url} status`"
     written.append(file)
     try:
@@ -262,7 +264,11 @@ async def _show(machine: Machine, running: Running, data_dir: Path, nodes: Nodes
 
 
 def _banner(running: Running, data_dir: Path, model: str | None, ctl_words: str) -> None:
-    base = f"http://{running.router_listen}" if not running.router_listen.startswith("unix:") else running.router_listen
+    base = (
+        f"{'https' if running.router_tls else 'http'}://{running.router_listen}"
+        if not running.router_listen.startswith("unix:")
+        else running.router_listen
+    )
     key = "no key needed" if not running.controller.policy().auth_required else "it asks for a key: `llmgw ctl key create NAME` makes one"
     _say(f"llmgw serves at {base}/v1 ({key}).")
     if sys.stderr.isatty():  # it signs in, so it is for a person's screen and for no file

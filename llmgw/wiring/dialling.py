@@ -1,4 +1,4 @@
-"""How agents and routers reach their control planes: over WebSocket, with the token of a file."""
+"""How agents and routers reach their control planes: over WebSocket, with the certificate they joined by, else the token of a file."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
-from llmgw.domain.errors import Invalid, Unavailable
+import attrs
+
+from llmgw.domain.errors import Denied, Invalid, Unavailable
 from llmgw.domain.files import unusable, words
+from llmgw.domain.identity import MachineRole
 from llmgw.domain.ports import Machine
+from llmgw.identity.trust import Trust
 from llmgw.protocol.channel import Channel
-from llmgw.protocol.websocket import SESSION_PATH, dial
+from llmgw.protocol.websocket import ROUTER_SESSION_PATH, SESSION_PATH, dial
+from llmgw.settings.address import is_loopback
 from llmgw.settings.schema import Settings
+from llmgw.wiring.identity_files import CA_CERTIFICATE, CA_FOLDER, IDENTITY_FOLDER, load_held
 from llmgw.wiring.tokens import parse_token
 
 AGENT_TOKEN_FILE: Final = "agent-token"  # as `wiring.server` writes it
 WHOSE: Final = "the agents' token"
 COPY_IT: Final = "copy the control plane's agent-token there"
+PATHS: Final = {MachineRole.AGENT: SESSION_PATH, MachineRole.ROUTER: ROUTER_SESSION_PATH}
 Dial = Callable[[str], AbstractAsyncContextManager[Channel]]
 
 
@@ -30,20 +38,53 @@ def default_token_file(settings: Settings) -> Path:
     return folder / AGENT_TOKEN_FILE
 
 
-def dialler(machine: Machine, token_file: Path, ca: str = "", path: str = SESSION_PATH) -> Dial:
-    """Opens sessions at `path` with the token in that file, which is read at each dial: it may have been replaced.
+def identity_folder(data_dir: Path) -> Path:
+    """Where what a machine joined by is kept."""
+    return data_dir / IDENTITY_FOLDER
 
-    Raises `Invalid` when the file of `ca` cannot be used.
+
+def dialler(machine: Machine, token_file: Path, ca: str = "", role: MachineRole = MachineRole.AGENT, joined: Path | None = None) -> Dial:
+    """Opens sessions of that role. What it shows is read at each dial: it may have been renewed, or replaced.
+
+    `joined` is the folder of what this machine joined by; where nothing is there, the token in `token_file` is shown. `ca` is a file
+    of further certificates that control planes are checked against. Raises `Invalid` when that cannot be used.
     """
-    tls = trusting(ca) if ca else None
+    if ca:
+        trusting(ca)
 
     @asynccontextmanager
     async def open_session(url: str) -> AsyncIterator[Channel]:
-        token = await machine.run_sync(lambda: read_token(machine, token_file))
-        async with dial(url, token, tls, path) as channel:
+        shown = await machine.run_sync(lambda: _shown(machine, url, token_file, ca, role, joined))
+        async with dial(url, shown.token, shown.trust, PATHS[role]) as channel:
             yield channel
 
     return open_session
+
+
+@attrs.frozen
+class _Shown:
+    token: str = attrs.field(repr=False)
+    trust: Trust
+
+
+def _shown(machine: Machine, url: str, token_file: Path, ca: str, role: MachineRole, joined: Path | None) -> _Shown:
+    """Blocking. Raises `Invalid`, `Denied` and `Unavailable`, which name the file and what helps."""
+    where = urlsplit(url)
+    held = None if joined is None or where.scheme != "https" else load_held(machine, joined, role)
+    if held is not None:
+        return _Shown("", held.trust(ca))
+    if where.scheme != "https" and joined is not None and not is_loopback(where.hostname or "") and load_held(machine, joined, role):
+        raise Denied(f"{url} is dialled without TLS, and this machine has joined by certificate: https:// is asked for", code="tls_needed")
+    return _Shown(read_token(machine, token_file), Trust(_own_ca(machine, token_file), ca, system=not ca))
+
+
+def _own_ca(machine: Machine, token_file: Path) -> str:
+    """The CA of the control plane of this machine, whose token is shown: it stands beside it. "" where there is none."""
+    try:
+        data = machine.disk.read(token_file.parent / CA_FOLDER / CA_CERTIFICATE)
+    except OSError:  # whoever may not read it checks by what `tls.ca` and the system say
+        return ""
+    return "" if data is None else data.decode("ascii", "replace")
 
 
 def trusting(ca: str) -> ssl.SSLContext:

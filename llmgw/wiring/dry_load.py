@@ -23,13 +23,14 @@ from llmgw.agent import own_modules
 from llmgw.domain.errors import EXIT_OK, Invalid, LlmgwError
 from llmgw.domain.files import words
 from llmgw.lease.timings import LeaseTimings
+from llmgw.replication import programs
 from llmgw.router.listener import public_tls
 from llmgw.settings.address import TcpAddress, parse_listen
 from llmgw.settings.document import parse_document
 from llmgw.settings.layers import effective
 from llmgw.settings.load import Role, load_bytes
+from llmgw.settings.object_place import ObjectPlace
 from llmgw.settings.secrets import resolve
-from llmgw.wiring.router import router_tls
 
 DRY_LOAD_S: Final = 30.0  # chosen: an interpreter starts in well under a second; a machine that swaps takes a few
 WHY_MAX: Final = 2000
@@ -79,13 +80,14 @@ def _load(data: bytes, document: str, source: str, running: Sequence[str]) -> No
     lease = settings.lease
     LeaseTimings.of(lease.ttl_s, lease.renew_s, lease.poll_s)
     if settings.store is not None and settings.store.replica:
-        raise Invalid("store.replica: a replicated store is not part of this build", param="store.replica")
+        ObjectPlace.of(settings.store).read_credentials()
+        programs.find()
     if settings.metrics.token:
         resolve(settings.metrics.token, "metrics.token")
     if settings.tls.certificate:
         public_tls(settings.tls.certificate, settings.tls.key)
-    if settings.router.embedded:
-        router_tls(settings)
+    if settings.router.embedded and settings.router.tls_certificate:
+        public_tls(settings.router.tls_certificate, settings.router.tls_key)
     folder = Path(settings.server.data_dir)
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise Invalid(f"server.data_dir: {folder} is no folder that this user may write to", param="server.data_dir")

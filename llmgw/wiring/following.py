@@ -8,12 +8,13 @@ from pathlib import Path
 import trio
 
 from llmgw.control.supervision import keep_running
+from llmgw.domain.identity import MachineRole
 from llmgw.domain.ports import Machine
-from llmgw.protocol.websocket import ROUTER_SESSION_PATH
 from llmgw.router.follow import Followed, Follower
 from llmgw.router.usage_keeper import USAGE_FILE, UsageKeeper
 from llmgw.settings.schema import Settings
-from llmgw.wiring.dialling import default_token_file, dialler
+from llmgw.wiring.dialling import default_token_file, dialler, identity_folder
+from llmgw.wiring.renewal import keep_renewed
 
 
 def router_folder(settings: Settings) -> Path:
@@ -31,7 +32,7 @@ async def load_follower(machine: Machine, router: Followed, settings: Settings) 
     follower = Follower(
         machine,
         router,
-        dialler(machine, token_file, settings.tls.ca, ROUTER_SESSION_PATH),
+        dialler(machine, token_file, settings.tls.ca, MachineRole.ROUTER, identity_folder(router_folder(settings))),
         folder=router_folder(settings),
         control_planes=settings.router.control_planes,
         name=socket.gethostname() or "router",
@@ -51,13 +52,20 @@ async def load_usage(machine: Machine, follower: Follower, settings: Settings) -
 
 
 async def keep_following(
-    machine: Machine, follower: Follower, usage: UsageKeeper, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    machine: Machine,
+    follower: Follower,
+    usage: UsageKeeper,
+    settings: Settings,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Until cancelled; a crash of either starts it again a few times, as the control plane's own tasks. Raises Broken (in a group) then."""
     task_status.started()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep_running, machine, "follower", follower.run)
         nursery.start_soon(keep_running, machine, "usage", usage.run)
+        joined, urls = identity_folder(router_folder(settings)), settings.router.control_planes
+        nursery.start_soon(keep_renewed, machine, joined, MachineRole.ROUTER, urls, settings.tls.ca)
 
 
 def _absolute(text: str) -> Path:

@@ -27,7 +27,7 @@ from llmgw.router.usage import Tokens
 from llmgw.settings.load import Loaded
 from llmgw.settings.schema import Settings
 from llmgw.sim.machine import SimMachine
-from llmgw.store.connection import MEMORY, Store
+from llmgw.store.connection import MEMORY, FileStore
 
 PAGE: Final = Path("docs/reference/metrics.md")
 HEAD: Final = """# Metrics
@@ -72,7 +72,7 @@ def _router_text() -> str:
 
 async def _admin_text() -> str:
     machine = SimMachine(1)
-    store = await Store.open(MEMORY, machine.run_sync)
+    store = await FileStore.open(MEMORY, machine.run_sync)
     model = ModelSpec("model", (Profile("p", "command", command=("x",), gpus=0),))
     controller = Controller(
         machine,

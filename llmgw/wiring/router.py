@@ -30,6 +30,7 @@ from llmgw.domain.ports import Machine
 from llmgw.router.listener import public_tls, serve
 from llmgw.router.router import Router
 from llmgw.router.workers import Workers, WorkerSettings
+from llmgw.settings.address import parse_listen
 from llmgw.settings.load import HALF_WRITTEN, Loaded, Role, load_file
 from llmgw.settings.schema import Settings
 from llmgw.settings.secrets import resolve
@@ -38,7 +39,9 @@ from llmgw.wiring.data_dir import claim
 from llmgw.wiring.inherited import take_listeners
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.memory import keep_freed_memory
 from llmgw.wiring.notify import Notifier, take_notifier
+from llmgw.wiring.public_port import keep_fresh
 from llmgw.wiring.runs import allow_descriptors, clients_max, run_role
 from llmgw.wiring.signals import Hangup, wait_for_stop
 from llmgw.wiring.worker import worker_command
@@ -46,6 +49,9 @@ from llmgw.wiring.worker import worker_command
 if TYPE_CHECKING:
     from llmgw.router.follow import Follower
 
+IDENTITY_FOLDER: Final = "identity"  # as `wiring.identity_files` has it, which a router on a static list does not load
+CERTIFICATE: Final = "certificate.pem"
+KEY: Final = "key.pem"
 FILE_LOOK_S: Final = 1.0  # chosen: an edit is live within a second or two, and a look is one stat call
 # A static list is its own publisher: there is no cluster, and each reload is one generation on.
 STATIC_TOKEN: Final = FencingToken(ClusterId("static"), 1, OwnerId("file"))
@@ -57,6 +63,7 @@ def router_main(path: Path) -> int:
     loaded = load_file(path, role=Role.ROUTER)
     configure_logs(loaded.settings.log)
     allow_descriptors()
+    keep_freed_memory()
     writer = LogWriter(sys.stdout.fileno())
     try:
         inherited = take_listeners(os.environ)
@@ -101,12 +108,14 @@ async def run_router(
     """
     settings = loaded.settings
     plane: Router | Workers
+    tls = None
     if settings.router.workers > 1:
         plane = workers = make_workers(machine, loaded, inherited)
         serving, last_act, wait_taken = workers.run, workers.kill, workers.wait_taken
     else:
         plane = make_router(machine, loaded, writer)
-        serving = partial(serve, plane, settings.router.listen, router_tls(settings), inherited=inherited)
+        tls = router_tls(settings)
+        serving = partial(serve, plane, settings.router.listen, tls, inherited=inherited)
         last_act, wait_taken = _nothing, _taken_at_once
     stop = trio.Event()
     with ExitStack() as held:
@@ -125,8 +134,10 @@ async def run_router(
             nursery.start_soon(writer.run, machine)
             await nursery.start(wait_for_stop, stop.set, Hangup.ELSEWHERE, last_act)
             await nursery.start(file.run)
+            if tls is not None and (files := public_certificate(settings)) is not None:
+                nursery.start_soon(keep_fresh, machine, tls, *files)
             if follower is not None and usage is not None:
-                await nursery.start(keep_following, machine, follower, usage)
+                await nursery.start(keep_following, machine, follower, usage, settings)
             address = await nursery.start(serving)
             nursery.start_soon(notifier.beat, machine)
             notifier.ready()
@@ -146,10 +157,10 @@ def make_workers(machine: Machine, loaded: Loaded, inherited: Sequence[socket.so
     """What starts and feeds the workers of a file. Raises Invalid for what no worker could start with."""
     settings = loaded.settings
     router_tls(settings)  # told here, once, and not by each worker
-    tls = settings.router if settings.router.tls_certificate else None
+    certificate, key = public_certificate(settings) or ("", "")
     given = WorkerSettings(
-        tls_certificate=tls.tls_certificate if tls is not None else settings.tls.certificate,
-        tls_key=tls.tls_key if tls is not None else settings.tls.key,
+        tls_certificate=certificate,
+        tls_key=key,
         metrics_token=resolve(settings.metrics.token, "metrics.token"),
         log_level=settings.log.level,
         log_format=settings.log.format,
@@ -159,10 +170,31 @@ def make_workers(machine: Machine, loaded: Loaded, inherited: Sequence[socket.so
 
 
 def router_tls(settings: Settings) -> ssl.SSLContext | None:
-    """The public port's TLS: its own certificate, else this machine's, else none. Raises Invalid for unusable files."""
-    if settings.router.tls_certificate:
-        return public_tls(settings.router.tls_certificate, settings.router.tls_key)
-    return public_tls(settings.tls.certificate, settings.tls.key) if settings.tls.certificate else None
+    """The public port's TLS, None for plain HTTP. Raises Invalid for unusable files, and as `public_certificate` does."""
+    files = public_certificate(settings)
+    return None if files is None else public_tls(*files)
+
+
+def public_certificate(settings: Settings) -> tuple[str, str] | None:
+    """The files of certificate and key that the public port shows: its own, else this machine's, else what it joined by where plain
+    HTTP may not be spoken; else None. Raises Invalid where there is none, and other machines would speak plain HTTP to it."""
+    router, tls = settings.router, settings.tls
+    if router.tls_certificate:
+        return router.tls_certificate, router.tls_key
+    if tls.certificate:
+        return tls.certificate, tls.key
+    if not tls.secures(loopback=parse_listen(router.listen).loopback):
+        return None
+    folder = Path(router.data_dir).expanduser().absolute() / IDENTITY_FOLDER
+    files = folder / CERTIFICATE, folder / KEY
+    if all(file.exists() for file in files):
+        return str(files[0]), str(files[1])
+    raise Invalid(
+        f"router.listen is {router.listen}, and there is no certificate for it: requests, answers and clients' keys could be read on their "
+        'way; set router.tls_certificate and router.tls_key, or say [tls] plain = "anywhere" where something before it speaks TLS',
+        param="router.listen",
+        code="no_certificate",
+    )
 
 
 class Fed(Protocol):

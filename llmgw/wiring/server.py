@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import ssl
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -34,27 +33,33 @@ from llmgw.control.settings_in_force import SettingsInForce
 from llmgw.control.settings_poller import boot
 from llmgw.control.supervision import keep_running
 from llmgw.domain.errors import EXIT_OK, Conflict, Invalid
+from llmgw.domain.identity import MachineIdentity, MachineRole
 from llmgw.domain.ids import OWNER_RANDOM_BYTES, OwnerId, owner_id
 from llmgw.domain.ports import Machine
+from llmgw.identity.trust import Trust
 from llmgw.router.listener import public_tls, serve
 from llmgw.router.router import Router
 from llmgw.router.usage_keeper import USAGE_FILE, UsageKeeper
+from llmgw.settings.address import parse_listen
 from llmgw.settings.load import Loaded, Role, load_bytes
 from llmgw.settings.schema import Settings
 from llmgw.settings.secrets import resolve
+from llmgw.store import identities as identity_rows
 from llmgw.wiring.access_log_writer import LogWriter
 from llmgw.wiring.data_dir import claim
-from llmgw.wiring.dialling import trusting
+from llmgw.wiring.dialling import identity_folder
 from llmgw.wiring.dry_load import dry_load
+from llmgw.wiring.identity_files import CA_CERTIFICATE, ca_folder, ensure_authority, load_authority
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
-from llmgw.wiring.memory import calm_collector
+from llmgw.wiring.memory import calm_collector, keep_freed_memory
 from llmgw.wiring.notify import Notifier, take_notifier
+from llmgw.wiring.own_identity import OwnIdentity, check_authority, told_address
 from llmgw.wiring.router import make_router, router_tls
 from llmgw.wiring.runs import allow_descriptors, run_role
 from llmgw.wiring.signals import wait_for_stop
 from llmgw.wiring.stores import open_store
-from llmgw.wiring.tokens import ensure_token
+from llmgw.wiring.tokens import ensure_token, follow_token
 
 CONTROL_TOKEN_FILE: Final = "control-token"  # beside the store: what its control planes have for each other
 ADMIN_TOKEN_FILE: Final = "admin-token"
@@ -81,6 +86,9 @@ class Running:
     drain: Callable[[], Awaitable[None]]
     stop: Callable[[], None]
     console_link: Callable[[], str]
+    own: OwnIdentity | None  # None: it has no certificate of the cluster's CA
+    ca_file: Path | None  # what its admin port is checked by; None: by the system, or it is no TLS
+    router_tls: bool
 
 
 def server_main(loaded: Loaded) -> int:
@@ -191,12 +199,27 @@ async def run_control_plane(
         admin_sockets = bind_admin(settings.server.admin_listen)
         for one in admin_sockets:
             held.callback(one.close)
-        # TLS on the admin port as on the public one: this machine's certificate where there is one.
-        admin_tls = public_tls(settings.tls.certificate, settings.tls.key) if settings.tls.certificate else None
-        admin_url = f"{'https' if admin_tls else 'http'}://{_shown(admin_sockets[0])}"
+        on_loopback = _is_loopback(settings.server.admin_listen)
+        secured = settings.tls.secures(loopback=on_loopback)
+        if secured and settings.server.advertise.startswith("http://"):
+            raise Invalid(
+                f"server.advertise is {settings.server.advertise}, and {settings.server.admin_listen} speaks TLS: say https:// there, "
+                'and in control_planes of agents and routers, or [tls] plain = "anywhere" where nobody else can listen in',
+                param="server.advertise",
+            )
+        admin_url = f"{'https' if secured else 'http'}://{_dialled(admin_sockets[0])}"
 
-        opened = await open_store(machine, settings, held)
+        folder = ca_folder(settings)
+        authority = await machine.run_sync(lambda: load_authority(machine, folder))  # `llmgw init` makes it before the store
+        opened = await open_store(machine, settings, held, authority.cluster if authority is not None else "")
         store, cluster_id, shared = opened.store, opened.cluster_id, not opened.alone
+        # Where strangers could listen in, machines join by certificate.
+        public_secured = _public_by_ca(settings)
+        needs_ca = public_secured or settings.tls.plain == "never" or (settings.tls.plain == "loopback" and not on_loopback)
+        check_authority(authority, folder, cluster_id, (await identity_rows.load(store)).pin, needed=needs_ca)
+        if needs_ca and authority is None:
+            authority = await machine.run_sync(lambda: ensure_authority(machine, folder, cluster_id))
+            check_authority(authority, folder, cluster_id, "", needed=True)
         file = "" if shared else str(loaded.path or loaded.source)
         begun = Boot() if file else await boot(machine, store, data_dir, loaded)
         in_force = SettingsInForce(
@@ -211,7 +234,8 @@ async def run_control_plane(
             log.error("a settings version is not taken here; an earlier one is in force", version=begun.refused, why=begun.why)
         booting(machine, data_dir, in_force.started_with)
         settings = in_force.settings
-        owner = OwnerId(owner_id(settings.server.name or socket.gethostname().partition(".")[0], machine.fresh_hex(OWNER_RANDOM_BYTES)))
+        called = settings.server.name or socket.gethostname().partition(".")[0] or "ctl"
+        owner = OwnerId(owner_id(called, machine.fresh_hex(OWNER_RANDOM_BYTES)))
         address = settings.server.advertise.rstrip("/") or admin_url
         admin_token = ensure_token(machine, data_dir / ADMIN_TOKEN_FILE, "the admin token")
         agent_token_file = opened.tokens / AGENT_TOKEN_FILE
@@ -219,7 +243,14 @@ async def run_control_plane(
         control_token_file = opened.tokens / CONTROL_TOKEN_FILE
         control_token = ensure_token(machine, control_token_file, "the control planes' token") if shared else ""
         _check_apart({data_dir / ADMIN_TOKEN_FILE: admin_token, agent_token_file: agent_token, control_token_file: control_token})
-        peers = PeerClient(lambda: control_token, lambda: controller.leadership.owner, partial(_peers_tls, settings)) if shared else None
+        identity = MachineIdentity(cluster_id, MachineRole.SERVER, called)
+        own = None if authority is None else OwnIdentity(machine, settings, identity_folder(data_dir), authority, identity)
+        trusted = Trust(others=settings.tls.ca, system=not settings.tls.ca)
+
+        def trust() -> Trust:
+            return trusted if own is None else own.trust
+
+        peers = PeerClient(lambda: control_token, lambda: controller.leadership.owner, trust) if shared else None
         candidacy = await opened.compete(owner, address, settings.lease)
         controller = Controller(
             machine,
@@ -238,8 +269,25 @@ async def run_control_plane(
             restart=restart or (lambda why: None),
             reloading=reloading,
         )
+        controller.identities.authority = authority
+        controller.identities.reaches = lambda: [told_address(settings, admin_sockets[0].getsockname()[1]), *controller.peers.addresses()]
+        controller.identities.takes_servers = partial(_no_second_machine, settings)
+        admin_tls = public_tls(settings.tls.certificate, settings.tls.key) if settings.tls.certificate else None
+        if own is not None:
+            await own.make(controller.identities)
+            if admin_tls is not None:
+                own.trust.ask(admin_tls)
+            elif secured:
+                admin_tls = own.admin_context()
         auth = AdminAuth(own=first_token(hash_token(admin_token), machine.wall_s()), control_token=control_token)
         controller.on_reread(partial(auth.reload, store))
+
+        async def taken(token: str) -> None:
+            """`llmgw init --new-admin-token` has written another one."""
+            auth.use_own(first_token(hash_token(token), machine.wall_s()))
+            controller.use_admin_token(hash_token(token))
+            if controller.leadership.is_leader:
+                await controller.ensure_admin_token(hash_token(token))
 
         async with trio.open_nursery() as nursery:
             router = usage = None
@@ -260,11 +308,17 @@ async def run_control_plane(
             # Browsers keep cookies per host: two clusters on one machine, and two control planes of one, have each its own.
             sign_in = SignIn(machine, auth, f"{cluster_id} {hash_token(admin_token)}")
             listening = ""
-            router_port_tls = router_tls(settings)
+            public = None
+            if router is not None:
+                public = own.public_context() if own is not None and public_secured else router_tls(settings)
+            secure_router = bool(settings.router.tls_certificate) or settings.tls.secures(loopback=_is_loopback(settings.router.listen))
+            if own is not None:
+                nursery.start_soon(keep_running, machine, "own certificate", partial(own.run, controller.identities))
+            nursery.start_soon(keep_running, machine, "admin token", partial(follow_token, machine, data_dir / ADMIN_TOKEN_FILE, taken))
 
             def playground_router() -> RouterAddress:
                 """Without one of our own: the unit of its own that reads the same file."""
-                return RouterAddress(listening or settings.router.listen, router_port_tls is not None)
+                return RouterAddress(listening or settings.router.listen, secure_router)
 
             app = make_app(
                 controller,
@@ -274,12 +328,14 @@ async def run_control_plane(
                 sign_in=sign_in,
                 router=playground_router,
                 peers=peers,
+                plain=settings.tls.plain,
             )
             if router is not None:
                 begin = trio.Event()
-                listening = await nursery.start(partial(serve, begin=begin), router, settings.router.listen, router_port_tls)
+                listening = await nursery.start(partial(serve, begin=begin), router, settings.router.listen, public)
                 nursery.start_soon(_let_in, machine, controller, begin)
             await nursery.start(partial(serve_admin, app, admin_sockets, tls=admin_tls))
+            ca_file = folder / CA_CERTIFICATE if own is not None and secured and not settings.tls.certificate else None
             draining, drained, stopping = trio.Event(), trio.Event(), trio.Event()
 
             async def drain() -> None:
@@ -293,8 +349,11 @@ async def run_control_plane(
             def console_link() -> str:
                 return f"{admin_url}/console/#link={sign_in.new_link(admin_token)}"
 
-            running = Running(controller, admin_url, listening, admin_token, agent_token_file, drain, stop, console_link)
+            running = Running(
+                controller, admin_url, listening, admin_token, agent_token_file, drain, stop, console_link, own, ca_file, public is not None
+            )
             calm_collector()
+            keep_freed_memory()
             log.info(
                 "serving",
                 admin=admin_url,
@@ -350,8 +409,22 @@ def _check_apart(tokens: Mapping[Path, str]) -> None:
             raise Invalid(f"{path} holds the token of {first}; each has one of its own: remove {path} to have it made anew")
 
 
-def _peers_tls(settings: Settings) -> ssl.SSLContext:
-    return trusting(settings.tls.ca) if settings.tls.ca else ssl.create_default_context()
+def _public_by_ca(settings: Settings) -> bool:
+    """Does the embedded router's port show the certificate of the cluster's CA?"""
+    given = settings.router.tls_certificate or settings.tls.certificate
+    return settings.router.embedded and not given and settings.tls.secures(loopback=_is_loopback(settings.router.listen))
+
+
+def _no_second_machine(settings: Settings) -> str:
+    """Why a control plane on another machine cannot join, "" where it can."""
+    if settings.store is not None and settings.store.replica:
+        return ""
+    kept = f"the store is the file {settings.store_path}" if settings.store is not None else "there is no [store]"
+    return f"a control plane on another machine needs a replicated store ([store] replica), and here {kept}: only this machine can use that"
+
+
+def _is_loopback(listen: str) -> bool:
+    return parse_listen(listen).loopback
 
 
 def _size_of(checkpoint: str) -> int | None:
@@ -359,6 +432,8 @@ def _size_of(checkpoint: str) -> int | None:
     return size_bytes(checkpoint) or None if os.path.isabs(checkpoint) else None
 
 
-def _shown(bound: socket.socket) -> str:
+def _dialled(bound: socket.socket) -> str:
+    """How this machine itself reaches that port."""
     host, port = bound.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

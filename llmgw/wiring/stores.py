@@ -32,7 +32,7 @@ from llmgw.replication.replicated_store import ReplicatedStore, has_copy
 from llmgw.settings.object_place import ObjectPlace
 from llmgw.settings.schema import LeaseSettings, Settings
 from llmgw.store import meta, migrations
-from llmgw.store.connection import Store, StoreBusy
+from llmgw.store.connection import FileStore, Store, StoreBusy
 
 PRIVATE_STORE: Final = "state.db"  # without [store]: nodes, events and holds of this control plane alone
 CLUSTER_ROLE: Final = "cluster"  # a record that is written once, for its cluster id: of two first starts both read the same
@@ -59,25 +59,27 @@ class OpenStore:
     run: Callable[..., Awaitable[None]] | None = None
 
 
-async def open_store(machine: Machine, settings: Settings, held: ExitStack) -> OpenStore:
-    """What `held` closes at the end. Waits for a store that another process keeps locked, or that does not answer yet.
+async def open_store(machine: Machine, settings: Settings, held: ExitStack, cluster: str = "") -> OpenStore:
+    """What `held` closes at the end. A store that is new becomes that of `cluster`, or of a fresh one.
 
-    Raises Invalid, Unavailable for all that a person must repair.
+    Waits for a store that another process keeps locked, or that does not answer yet. Raises
+    Invalid, Unavailable for all that a person must repair.
     """
     data_dir = settings.server.data_path
+    fresh = cluster or f"c-{machine.fresh_hex(CLUSTER_ID_BYTES)}"
     if settings.store is None:
-        return await _private(machine, data_dir, held)
+        return await _private(machine, data_dir, fresh, held)
     if (data_dir / PRIVATE_STORE).exists():
         log.warning("there is a store of a time without [store], which is not read any more", file=str(data_dir / PRIVATE_STORE))
     path = settings.store_path
     assert path is not None, "a store has a path"
     if settings.store.replica:
-        return await _replicated(machine, ObjectPlace.of(settings.store), data_dir, path, settings.lease, held)
-    return await _shared(machine, path, data_dir, held)
+        return await _replicated(machine, ObjectPlace.of(settings.store), data_dir, path, settings.lease, fresh, held)
+    return await _shared(machine, path, data_dir, fresh, held)
 
 
-async def _private(machine: Machine, data_dir: Path, held: ExitStack) -> OpenStore:
-    store, facts, cluster_id = await _open_file(machine, data_dir / PRIVATE_STORE, held)
+async def _private(machine: Machine, data_dir: Path, fresh: str, held: ExitStack) -> OpenStore:
+    store, facts, cluster_id = await _open_file(machine, data_dir / PRIVATE_STORE, fresh, held)
 
     async def compete(owner: OwnerId, address: str, lease: LeaseSettings) -> Candidacy:
         return Candidacy.sole(cluster_id, owner, data_dir, facts.epoch)
@@ -85,8 +87,8 @@ async def _private(machine: Machine, data_dir: Path, held: ExitStack) -> OpenSto
     return OpenStore(store, cluster_id, data_dir, True, compete)
 
 
-async def _shared(machine: Machine, path: Path, data_dir: Path, held: ExitStack) -> OpenStore:
-    store, facts, cluster_id = await _open_file(machine, path, held)
+async def _shared(machine: Machine, path: Path, data_dir: Path, fresh: str, held: ExitStack) -> OpenStore:
+    store, facts, cluster_id = await _open_file(machine, path, fresh, held)
 
     async def compete(owner: OwnerId, address: str, lease: LeaseSettings) -> Candidacy:
         new = facts.cluster_id is None
@@ -112,12 +114,12 @@ def file_candidacy(
     return Candidacy(me, leases, data_dir, lock, timings, str(leases.file.path), known_epoch), leases
 
 
-async def _open_file(machine: Machine, path: Path, held: ExitStack) -> tuple[Store, meta.Meta, ClusterId]:
+async def _open_file(machine: Machine, path: Path, fresh: str, held: ExitStack) -> tuple[Store, meta.Meta, ClusterId]:
     """The facts are those from before the cluster's id was made."""
     told = False
     while True:
         try:
-            store = await Store.open(path, machine.run_sync)
+            store = await FileStore.open(path, machine.run_sync)
         except StoreBusy as err:
             if not told:
                 log.warning("the store cannot be opened yet; waiting for it", why=err.message)
@@ -128,7 +130,7 @@ async def _open_file(machine: Machine, path: Path, held: ExitStack) -> tuple[Sto
             held.callback(store.close)
             break
     facts = await meta.load(store)
-    return store, facts, await _cluster_id(store, facts, _fresh_cluster_id(machine))
+    return store, facts, await _cluster_id(store, facts, fresh)
 
 
 async def _cluster_id(store: Store, facts: meta.Meta, fresh: str) -> ClusterId:
@@ -140,25 +142,24 @@ async def _cluster_id(store: Store, facts: meta.Meta, fresh: str) -> ClusterId:
     return facts.cluster_id
 
 
-def _fresh_cluster_id(machine: Machine) -> str:
-    return f"c-{machine.fresh_hex(CLUSTER_ID_BYTES)}"
-
-
 # --- on an object store
 
 
-async def _replicated(machine: Machine, place: ObjectPlace, data_dir: Path, seed: Path, lease: LeaseSettings, held: ExitStack) -> OpenStore:
+async def _replicated(
+    machine: Machine, place: ObjectPlace, data_dir: Path, seed: Path, lease: LeaseSettings, fresh: str, held: ExitStack
+) -> OpenStore:
     """`seed` is the file whose rows the first leader begins with, where there is one."""
     replica = LitestreamReplica(machine, place, data_dir, seed)
     await machine.run_sync(replica.check_program)
+    await machine.run_sync(place.read_credentials)
     leases = ObjectLeases(machine, place, LeaseTimings.of(lease.ttl_s, lease.renew_s, lease.poll_s))
     waiting = _Waiting(machine, place)
     await waiting.until(leases.check)
     record = await waiting.until(partial(leases.read, ROLE))
     if record is None:
         await waiting.until(replica.check_unused)
-        fresh = await machine.run_sync(replica.seed_cluster_id) or _fresh_cluster_id(machine)
-        cluster_id = await waiting.until(partial(_reserve, machine, leases, fresh))
+        of_seed = await machine.run_sync(replica.seed_cluster_id)
+        cluster_id = await waiting.until(partial(_reserve, machine, leases, of_seed or fresh))
     else:
         cluster_id = record.cluster_id
     base = "" if record is None else record.base

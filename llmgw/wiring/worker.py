@@ -29,6 +29,8 @@ from llmgw.settings.schema import LogSettings
 from llmgw.wiring.access_log_writer import LogWriter
 from llmgw.wiring.logs import configure_logs
 from llmgw.wiring.machine import RealMachine
+from llmgw.wiring.memory import keep_freed_memory
+from llmgw.wiring.public_port import keep_fresh
 from llmgw.wiring.runs import clients_max
 
 OPTION: Final = "--worker"  # of `llmgw router`, hidden: with the descriptor of the pipe
@@ -45,6 +47,7 @@ def worker_main(descriptor: int) -> int:
     for number in HELD_BACK:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+    keep_freed_memory()
     writer = LogWriter(sys.stdout.fileno(), shared=True)
     code = EXIT_OK
     try:
@@ -82,6 +85,8 @@ async def _main(descriptor: int, writer: LogWriter) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run, machine)
         nursery.start_soon(end.run)
+        if tls is not None:
+            nursery.start_soon(keep_fresh, machine, tls, begin.tls_certificate, begin.tls_key)
         if await end.wait_begun():
             await nursery.start(partial(serve, router, "", tls, inherited=listeners))
             await end.stop.wait()

@@ -24,7 +24,7 @@ from llmgw.settings.load import Loaded
 from llmgw.settings.schema import Settings
 from llmgw.store import settings as settings_rows
 from llmgw.store.admin_tokens import AdminToken, Role
-from llmgw.store.connection import MEMORY, Store
+from llmgw.store.connection import MEMORY, FileStore
 from llmgw.wiring.machine import RealMachine
 
 ADMIN, OPERATOR, VIEWER, AGENT = ("admin-" + "a" * 32, "operator-" + "b" * 32, "viewer-" + "c" * 32, "agent-" + "d" * 32)
@@ -156,7 +156,7 @@ async def running_admin(
 ):
     limits = limits or Limits()
     machine = RealMachine()
-    store = store or await Store.open(MEMORY, inline)
+    store = store or await FileStore.open(MEMORY, inline)
     if imported:
         await settings_rows.import_first(store, 0, "", "", 0.0)  # so that a test's own events and entries are the first
     controller = Controller(

@@ -15,7 +15,7 @@ from llmgw.domain.errors import Unavailable
 from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.domain.model import Catalog, ModelSpec, Profile
 from llmgw.store import audit
-from llmgw.store.connection import MEMORY, Store
+from llmgw.store.connection import MEMORY, FileStore
 
 from .conftest import ADMIN, OPERATOR, VIEWER, running_admin, until
 
@@ -379,7 +379,7 @@ async def test_a_store_that_takes_no_writes_is_a_problem_until_it_does_again(tmp
             raise Unavailable("storage unavailable: the disk is full", code=STORAGE_UNAVAILABLE)
         return work()
 
-    async with running_admin(tmp_path, store=await Store.open(MEMORY, run)) as admin:
+    async with running_admin(tmp_path, store=await FileStore.open(MEMORY, run)) as admin:
         await until(lambda: admin.controller.reconciler.plans > 0)
         full = True
         refused = await admin.call("POST", "/api/v1/models:apply", {"models": [table("m1")]}, OPERATOR)
@@ -474,7 +474,7 @@ async def test_a_store_that_cannot_be_written_answers_503_and_reads_go_on(tmp_pa
     async def in_thread(work):
         return await trio.to_thread.run_sync(work)
 
-    store = await Store.open(tmp_path / "llmgw.db", in_thread)
+    store = await FileStore.open(tmp_path / "llmgw.db", in_thread)
     async with running_admin(tmp_path, store=store) as admin:
         assert (await put(admin, "m1", table("m1"), If_None_Match="*")).json["durability"] == "local"
         (tmp_path / "llmgw.db").rename(tmp_path / "away.db")
@@ -490,7 +490,7 @@ async def test_fifty_calls_at_once_on_a_real_file_all_answer(tmp_path):
         return await trio.to_thread.run_sync(work)
 
     statuses = []
-    store = await Store.open(tmp_path / "llmgw.db", in_thread)
+    store = await FileStore.open(tmp_path / "llmgw.db", in_thread)
     async with running_admin(tmp_path, store=store) as admin:
 
         async def one(number: int) -> None:

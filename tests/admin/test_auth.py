@@ -9,7 +9,7 @@ from llmgw.admin.limits import Limits
 from llmgw.domain.errors import Denied, Overloaded, Unauthenticated
 from llmgw.store import admin_tokens
 from llmgw.store.admin_tokens import AdminToken, Role
-from llmgw.store.connection import MEMORY, Store
+from llmgw.store.connection import MEMORY, FileStore
 
 from .conftest import ADMIN, AGENT, OPERATOR, VIEWER, inline, running_admin
 
@@ -98,7 +98,7 @@ def test_the_slowing_ends_after_a_minute_and_remembers_a_bounded_number_of_addre
 
 
 async def test_a_revoked_token_is_refused_from_the_next_reload_on():
-    store = await Store.open(MEMORY, inline)
+    store = await FileStore.open(MEMORY, inline)
     auth = AdminAuth()
     headers = [(b"authorization", b"Bearer secret")]
     with pytest.raises(Unauthenticated):

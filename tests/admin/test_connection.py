@@ -426,5 +426,7 @@ async def test_tls_is_spoken_where_a_certificate_is_given(tmp_path):
 
 async def stream_of_plain_text(stream: trio.SocketStream) -> None:
     await stream.send_all(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
-    assert b"HTTP/1.1" not in await at_end(stream)
+    answered = await at_end(stream)
+    assert answered.startswith(b"HTTP/1.1 400 ")
+    assert b"tls_needed" in answered  # and nothing of what was asked for
     await stream.aclose()

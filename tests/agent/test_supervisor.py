@@ -7,8 +7,10 @@ import os
 import signal
 import stat
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -21,6 +23,7 @@ from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import ModelKind
 from llmgw.domain.replica import ReplicaState, RestartPolicy, may_move
 from llmgw.protocol.messages import EngineSeen, LogRequest
+from llmgw.wiring.machine import RealMachine
 from tests.agent.harness import QUICK, Bench, bench, changed, chat, free_port, order
 
 S = ReplicaState
@@ -442,6 +445,32 @@ async def test_a_stop_that_comes_while_it_waits_for_its_next_start_is_obeyed_at_
         await b.wait(lambda: b.report().attempt == 2)
         b.supervisor.stop(M1, "stop", 1.0)
         await b.wait_state(S.STOPPED)
+
+
+@pytest.mark.parametrize("mode", ["crash,after=0", ""])
+@pytest.mark.parametrize("call", range(8))
+async def test_a_stop_that_comes_while_it_waits_for_anything_else_is_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, mode: str
+) -> None:
+    """After each of the blocking calls of its task: its process is made, its state written, its log read."""
+    calls = 0
+    run_sync = RealMachine.run_sync
+    async with bench(tmp_path) as b:
+
+        async def watched(machine: RealMachine, work: Callable[[], Any]) -> Any:
+            nonlocal calls
+            found = await run_sync(machine, work)
+            calls += 1
+            if calls == call + 1:
+                b.supervisor.stop(M1, "enough", 1.0)
+            return found
+
+        await b.supervisor.start(order(mode))
+        monkeypatch.setattr(RealMachine, "run_sync", watched)
+        await b.wait_state(S.STOPPED)
+        assert calls > call
+        await b.wait(lambda: not b.ours())
+        assert all(may_move(*pair) for pair in pairwise(b.states()))
 
 
 async def test_a_restart_on_command_gives_a_new_process_and_a_fresh_count(tmp_path: Path) -> None:

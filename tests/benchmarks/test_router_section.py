@@ -11,8 +11,8 @@ from benchmarks import __main__ as command
 from benchmarks.page import page, sections_of
 from benchmarks.router import services
 from benchmarks.router.rounds import Memory, Results, cpu_per_request_us, leave_out, once, tree_pss_mb
-from benchmarks.router.scenarios import GROUPS, REQUESTS_16, STREAMS_200, chosen
-from benchmarks.router.section import figures_table, section, target_rows
+from benchmarks.router.scenarios import BODY_100K, GROUPS, REQUESTS_16, STREAMS_200, chosen
+from benchmarks.router.section import BODY_FLOOR, figures_table, section, target_rows
 from benchmarks.router.services import Missing, Order, Service, version
 from benchmarks.router.tools import Figures, Percentiles
 
@@ -48,6 +48,12 @@ def test_there_is_no_ratio_to_a_peer_that_was_not_measured() -> None:
 def test_a_target_is_met_up_to_its_limit(own_us: float, met: bool) -> None:
     rows = target_rows(results(llmgw=[requests(own_us)], nginx=[requests(10)]), None)
     assert [(row.target, row.met) for row in rows] == [("≤ 4.0× nginx", met)]
+
+
+@pytest.mark.parametrize(("own_us", "told"), [(15.0, False), (16.0, True)])
+def test_why_a_body_costs_more_is_told_where_it_does(own_us: float, told: bool) -> None:
+    found = Results({BODY_100K.name: {"llmgw": [requests(own_us)], "nginx": [requests(10)]}})
+    assert (BODY_FLOOR in section(found, None)) == told
 
 
 @pytest.mark.parametrize(("late", "errors", "met"), [(50.9, 0, True), (51.1, 0, False), (50.0, 1, False)])

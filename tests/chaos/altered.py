@@ -134,9 +134,9 @@ def freezes_in_a_write(file: Path) -> None:
 def answers_before_the_commit(file: Path) -> None:
     """While `file` is there, every write is answered in a transaction that stays open, and this process reads what it wrote."""
     from llmgw.store import connection
-    from llmgw.store.connection import Store
+    from llmgw.store.connection import FileStore
 
-    transaction, read, is_on = connection.transaction, Store.read, file.exists
+    transaction, read, is_on = connection.transaction, FileStore.read, file.exists
 
     @contextlib.contextmanager
     def stays_open(con: Any, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
@@ -149,14 +149,14 @@ def answers_before_the_commit(file: Path) -> None:
         with con:  # a savepoint: a unit that raises has written nothing
             yield
 
-    async def reads_own(self: Store, unit: Any, *given: Any, **named: Any) -> Any:
+    async def reads_own(self: FileStore, unit: Any, *given: Any, **named: Any) -> Any:
         if not is_on():
             return await read(self, unit, *given, **named)
         async with self._write_turn:
             return await self._run(lambda: self._read(self._writer, lambda con: unit(con, *given, **named)))
 
     connection.transaction = stays_open
-    Store.read = reads_own  # type: ignore[method-assign]
+    FileStore.read = reads_own  # type: ignore[method-assign]
 
 
 def wall_clock(file: Path) -> None:

@@ -12,13 +12,17 @@ import attrs
 import pytest
 
 from llmgw.lease.file import LEASE_FILE, LeaseFile
+from llmgw.lease.object_store import LeaseBucket
 from llmgw.lease.owner_file import OWNER_FILE, write_owner
 from llmgw.lease.record import ROLE, LeaseRecord, RecordState
+from llmgw.settings.object_place import ObjectPlace
 from llmgw.wiring.data_dir import claim
 from llmgw.wiring.machine import RealDisk
 from tests.cli.conftest import Ran, Run
 from tests.cli.test_main import LIMIT_S, SERVER_SIDE, loaded_modules
+from tests.lease.places import SECRET, scripted_place
 from tests.lease.records import later, record
+from tests.s3_server import error, s3_server
 
 HELD = record(epoch=7, seq=40, owner="ctl-1-0123456789abcdef")
 
@@ -155,3 +159,31 @@ def test_it_loads_neither_trio_nor_server_code(place: Place):
     released = place.record
     assert released is not None
     assert released.released
+
+
+def test_what_a_dead_process_held_on_an_object_store_is_released_there(place: Place, release: Run, tmp_path: Path):
+    with s3_server() as server:
+        bucket = LeaseBucket(scripted_place(server.address, tmp_path), 5.0)
+        bucket.replace(ROLE, None, HELD)
+        write_owner(RealDisk(), place.owner_file, HELD, ROLE, bucket.place.address)
+        assert SECRET not in place.owner_file.read_text()
+        ran = release()
+        assert (ran.code, ran.out) == (0, "released: the lease of ctl-1-0123456789abcdef under epoch 7\n"), ran.err
+        found = bucket.read(ROLE)
+        assert found == attrs.evolve(HELD, seq=41, write_id=found.write_id, state=RecordState.RELEASED)
+        again = release()
+        assert again.out.startswith("nothing to release: the lease is no longer held by")
+        server.script = lambda asked: error(503, "SlowDown")
+        assert release().code == 6
+    assert release().code == 6, "nobody listens there any more"
+
+
+@pytest.mark.parametrize("prefix", ["", "a/prefix", "a b"])
+def test_the_address_of_a_place_says_all_of_it(prefix: str):
+    place = ObjectPlace("bucket", prefix, "http://127.0.0.1:9000", "eu-central-1", "file:/etc/llmgw/keys & more")
+    assert ObjectPlace.parse(place.address) == place
+
+
+@pytest.mark.parametrize("text", ["", "/var/lib/llmgw/lease.db", "s3://bucket/p", "s3://?endpoint=e&region=r&credentials=c"])
+def test_what_is_no_address_is_none(text: str):
+    assert ObjectPlace.parse(text) is None

@@ -90,8 +90,36 @@ def test_of_two_devs_each_is_found_by_its_address_and_without_one_both_are_named
         os.close(processes[1])
 
 
-def test_this_machines_control_plane_is_found_where_its_file_says(machine: Machine):
+@pytest.mark.parametrize(
+    ("more", "folder", "target"),
+    [
+        ("", "", ("https://127.0.0.1:9", True)),
+        ("[store]\n", "", ("https://127.0.0.1:9", True)),
+        ('[store]\npath = "../shared/llmgw.db"\n', "../shared", ("https://127.0.0.1:9", True)),
+        ('[store]\nreplica = "s3://b/p"\n', "", ("https://127.0.0.1:9", True)),
+        ('[tls]\nplain = "anywhere"\n', "", ("http://127.0.0.1:9", False)),
+        ('[tls]\ncertificate = "/a"\nkey = "/b"\n', "", ("https://127.0.0.1:9", False)),
+    ],
+)
+def test_one_that_speaks_tls_is_asked_so_and_checked_by_the_clusters_ca(machine: Machine, more: str, folder: str, target):
     machine.admin_token("machine", "0.0.0.0:9")
+    with machine.places.machine_file.open("a") as file:
+        file.write(more)
+    ca = machine.places.machine_dir / folder / "ca" / "ca.pem"
+    ca.parent.mkdir(parents=True)
+    ca.write_text("PEM")
+    found = machine.find()
+    assert (found.server, found.ca != "") == target
+    assert not found.ca or ca.samefile(found.ca)
+
+
+def test_a_file_of_certificates_may_be_named_for_any_server(machine: Machine):
+    found = find("https://far:1", {"LLMGW_TOKEN": "t", "LLMGW_CA": "/ca.pem"}, machine.places)
+    assert (found.server, found.ca) == ("https://far:1", "/ca.pem")
+
+
+def test_this_machines_control_plane_is_found_where_its_file_says(machine: Machine):
+    machine.admin_token("machine", "127.0.0.1:9")
     assert machine.find() == Target("http://127.0.0.1:9", "machine")
     assert machine.find("http://localhost:9").token == "machine"
     with pytest.raises(Unavailable, match="nothing answers at http://localhost:1"):

@@ -22,7 +22,7 @@ from llmgw.settings.schema import Settings
 from llmgw.sim.machine import SimMachine
 from llmgw.store import settings as rows
 from llmgw.store.audit import Origin
-from llmgw.store.connection import MEMORY, Store
+from llmgw.store.connection import MEMORY, FileStore
 
 FILE = Path("/etc/llmgw/llmgw.toml")
 FOLDER = Path("/var/lib/llmgw")
@@ -44,7 +44,7 @@ def what(in_force: SettingsInForce, up_s: float = 0.0) -> PlaneSettings:
     return attrs.evolve(in_force.said(up_s), started=0)
 
 
-class Store_(Store):
+class Store_(FileStore):
     """The real one, in memory; `silent` makes it not answer, `full` makes it take no write."""
 
     silent = False

@@ -45,7 +45,7 @@ from llmgw.sim.channel import SimChannel, channel_pair
 from llmgw.sim.node import gpus
 from llmgw.sim.replicas import Behaviour
 from llmgw.store.audit import CLUSTER
-from llmgw.store.connection import Store
+from llmgw.store.connection import FileStore
 from tests.control.world import World, model, run_world
 
 T = TypeVar("T")
@@ -828,7 +828,7 @@ def test_while_a_leader_warms_its_owner_is_shown() -> None:
     async def main(world: World) -> None:
         controller = Controller(
             world.machine,
-            await Store.open(":memory:", world.machine.run_sync),
+            await FileStore.open(":memory:", world.machine.run_sync),
             SettingsInForce(Loaded(Settings())),
             Objects(Catalog()),
             candidacy=Candidacy.sole(ClusterId("c1"), OwnerId("ctl-1"), Path("/data")),
@@ -938,7 +938,7 @@ def test_a_full_disk_is_known_until_it_has_room_again_though_nobody_orders_anyth
                 raise Unavailable("storage unavailable: the disk is full", code=STORAGE_UNAVAILABLE)
             return work()
 
-        world.store = await Store.open(":memory:", run)
+        world.store = await FileStore.open(":memory:", run)
         controller = await world.start_control()
         await world.wait(lambda: controller.reconciler.plans > 0)
         full = True

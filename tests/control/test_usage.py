@@ -21,7 +21,7 @@ from llmgw.router.usage_keeper import UsageKeeper
 from llmgw.sim.machine import SimMachine
 from llmgw.sim.router import SimRouter
 from llmgw.store import usage
-from llmgw.store.connection import MEMORY, Store
+from llmgw.store.connection import MEMORY, FileStore, Store
 from llmgw.store.usage import By
 from tests.control.test_following import RouterProcess
 from tests.control.world import URL, World, model, run_world
@@ -76,7 +76,7 @@ class Plane:
 
 @pytest.fixture
 async def plane(autojump_clock: object, nursery: trio.Nursery) -> Plane:
-    made = Plane(await Store.open(MEMORY, SimMachine(1).run_sync))
+    made = Plane(await FileStore.open(MEMORY, SimMachine(1).run_sync))
     nursery.start_soon(made.ledger.run)
     return made
 
@@ -139,7 +139,7 @@ async def test_a_batch_that_cannot_be_counted_is_told_and_does_not_keep_its_rout
 
 
 async def test_more_routers_than_there_is_room_for_tell_again_later(autojump_clock: object) -> None:
-    plane = Plane(await Store.open(MEMORY, SimMachine(1).run_sync))
+    plane = Plane(await FileStore.open(MEMORY, SimMachine(1).run_sync))
     batches = [UsageBatch(f"r{number}", 1, (ROW,)) for number in range(WAITING_MAX + 1)]
     offered = [plane.ledger.offer(batch, lambda *named: plane.taken.append(named)) for batch in batches]
     assert offered == [True] * WAITING_MAX + [False]

@@ -26,7 +26,7 @@ from llmgw.sim.node import SimNode
 from llmgw.sim.replicas import Behaviour
 from llmgw.sim.router import SimRouter
 from llmgw.store import events
-from llmgw.store.connection import Store
+from llmgw.store.connection import FileStore, Store
 
 URL = "http://ctl"
 WAIT_LIMIT_S = 600.0
@@ -72,7 +72,7 @@ class World:
 
     async def start_control(self, *specs: ModelSpec) -> Controller:
         if self.store is None:
-            self.store = await Store.open(":memory:", self.machine.run_sync)
+            self.store = await FileStore.open(":memory:", self.machine.run_sync)
         self.starts += 1
         controller = Controller(
             self.machine,

@@ -18,7 +18,7 @@ import h11
 from llmgw.domain.errors import Invalid
 from llmgw.domain.policy import GuardPolicy, GuardRule
 from llmgw.router import sse
-from llmgw.router.body import BOM, read_body, renamed
+from llmgw.router.body import BOM, LARGE, read_body, renamed
 from llmgw.router.families import ROUTES, Family, engine_problem, error_event
 from llmgw.router.gate import Guard
 from llmgw.router.http1 import RequestReader, ResponseReader
@@ -232,7 +232,17 @@ def _strictly(body: bytes) -> dict[str, Any]:
 
 
 def bodies(data: bytes) -> None:
-    """What is taken is JSON with that model and stream and with no name of ours twice; what is refused, a strict reader refuses."""
+    """What is taken is JSON with that model and stream and with no name of ours twice; what is refused, a strict reader refuses.
+
+    The same of a body that is long: it is read in another way.
+    """
+    _judge_body(data)
+    longer = data.replace(b'"hi"', b'"%b"' % (b"hi" * LARGE), 1)
+    if len(longer) > len(data):
+        _judge_body(longer)
+
+
+def _judge_body(data: bytes) -> None:
     asked = _taken(read_body, data, needs_messages=False)
     if isinstance(asked, Invalid):
         assert asked.status == 400
@@ -250,7 +260,7 @@ def bodies(data: bytes) -> None:
     assert bool(value.get("stream")) == asked.stream
     start, end = asked.model_span
     assert json.loads(asked.body[start:end]) == asked.model
-    changed = asked.as_sent("other")
+    changed = b"".join(asked.as_sent("other"))
     assert (changed[:start], changed[len(changed) - (len(asked.body) - end) :]) == (asked.body[:start], asked.body[end:])
     assert _strictly(changed) == {**value, "model": "other"}
 

@@ -32,7 +32,7 @@ def test_thousands_of_mutations_keep_every_promise(target: str) -> None:
 
 
 def _as_if_nothing_were_twice(patch: pytest.MonkeyPatch) -> None:
-    def first(data: bytes) -> dict[bytes, tuple[int, int]]:
+    def first(data: bytes, long: tuple[int, int]) -> dict[bytes, tuple[int, int]]:
         pair = body._MODEL_PAIR.search(data)
         return {} if pair is None else {b"model": pair.span(1)}
 

@@ -53,7 +53,7 @@ from llmgw.sim.replicas import Behaviour
 from llmgw.sim.router import SimRouter
 from llmgw.store import settings as settings_rows
 from llmgw.store.audit import Origin
-from llmgw.store.connection import MEMORY, Store
+from llmgw.store.connection import MEMORY, FileStore
 from llmgw.store.copies import News, Position
 
 CLUSTER = ClusterId("c1")
@@ -286,7 +286,7 @@ Entry = (
 # --- its parts
 
 
-class WatchedStore(Store):
+class WatchedStore(FileStore):
     """One control plane's way to the shared database: `cut` makes every unit fail, `lose_reply` those that were committed."""
 
     world: World
@@ -482,7 +482,7 @@ class World:
         self.healing = 0  # faults that are still to heal
         self._served_once: set[str] = set()
         self._specs: tuple[ModelSpec, ...] = ()
-        self._store: Store | None = None
+        self._store: FileStore | None = None
         self.bombs: dict[str, Bomb] = {}  # by the document's hash
         self.versions: list[SettingsVersion] = []  # as they were written
         self.torn: set[str] = set()  # whose file is only half written now
@@ -544,7 +544,7 @@ class World:
             return await self.machines[plane].run_sync(work)
 
         if self._store is None:
-            self._store = await Store.open(MEMORY, run)
+            self._store = await FileStore.open(MEMORY, run)
         store = WatchedStore.sharing(self._store, self.machines[plane].run_sync)
         store.world, store.plane = self, plane
         return store

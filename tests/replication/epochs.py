@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import apsw
@@ -15,14 +15,17 @@ import attrs
 import trio
 
 from llmgw.domain.errors import StaleEpoch
+from llmgw.replication import rules
 from llmgw.replication.durable import Durability
 from llmgw.replication.folders import Folder, make_folder
 from llmgw.replication.litestream import Litestream
+from llmgw.replication.orders import carry_out
 from llmgw.replication.prefixes import prefix_of
 from llmgw.replication.programs import Found
 from llmgw.replication.restoring import restore
+from llmgw.replication.rules import Rules, Step
 from llmgw.settings.object_place import ObjectPlace
-from llmgw.store.connection import Store
+from llmgw.store.connection import FileStore, Store
 from llmgw.store.rows import rows
 from llmgw.wiring.machine import RealMachine
 
@@ -63,12 +66,13 @@ class Epoch:
     store: Store
     litestream: Litestream
     began_with: set[str]
+    protect: Rules = rules.RULES
     acknowledged: list[str] = attrs.Factory(list)
     numbers: itertools.count[int] = attrs.Factory(itertools.count)
     durability: Durability = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.durability = Durability(self.epoch, self.litestream.sync, self.prove)
+        self.durability = Durability(self.epoch, self.litestream.sync, self.prove, self.protect)
 
     @property
     def prefix(self) -> str:
@@ -94,31 +98,42 @@ class Epoch:
 
 
 @asynccontextmanager
-async def leading(machine: RealMachine, place: ObjectPlace, lease: Lease, data_dir: Path, program: Found) -> AsyncIterator[Epoch]:
-    """From winning the lease until the scope ends, which ends the child; the base is published once the first sync is durable."""
+async def leading(
+    machine: RealMachine, place: ObjectPlace, lease: Lease, data_dir: Path, program: Found, protect: Rules = rules.RULES
+) -> AsyncIterator[Epoch]:
+    """From winning the lease until the scope ends, which ends the child. Carried out in the product's order."""
     epoch, tenure = lease.acquire()
     base = lease.base
-    folder = make_folder(data_dir, epoch, tenure)
-    try:
-        if base:
-            await restore(machine, place, base, folder, program=program)
-        store = await Store.open(folder.database, machine.run_sync)
-        try:
+    async with AsyncExitStack() as held:
+        folder = make_folder(data_dir, epoch, tenure)
+        held.callback(folder.close)
+        begun: list[Epoch] = []
+
+        async def restore_base() -> None:
+            if base:
+                await restore(machine, place, base, folder, program=program)
+
+        async def replicate() -> None:
+            store = await FileStore.open(folder.database, machine.run_sync)
+            held.callback(store.close)
             await store.claim_epoch(epoch, f"owner-{epoch}")
-            began_with = await store.read(kept)
             litestream = Litestream(machine, place, prefix_of(epoch, tenure), folder, program=program)
-            async with trio.open_nursery() as nursery:
-                await nursery.start(litestream.run)
-                await litestream.sync()
-                one = Epoch(lease, epoch, tenure, folder, store, litestream, began_with)
-                if (lease.epoch, lease.tenure) == (epoch, tenure):
-                    lease.base = one.prefix
-                yield one
-                await litestream.end()
-        finally:
-            store.close()
-    finally:
-        folder.close()
+            nursery = await held.enter_async_context(trio.open_nursery())
+            await nursery.start(litestream.run)
+            held.push_async_callback(litestream.end)
+            begun.append(Epoch(lease, epoch, tenure, folder, store, litestream, await store.read(kept), protect))
+
+        async def upload() -> None:
+            await begun[0].litestream.sync()
+
+        async def publish() -> None:
+            await trio.lowlevel.checkpoint()
+            if (lease.epoch, lease.tenure) == (epoch, tenure):
+                lease.base = begun[0].prefix
+
+        steps = {Step.RESTORE: restore_base, Step.REPLICATE: replicate, Step.UPLOAD: upload, Step.PUBLISH: publish}
+        await carry_out(protect.take_over, steps, done={Step.ACQUIRE})
+        yield begun[0]
 
 
 async def restored(machine: RealMachine, place: ObjectPlace, base: str, data_dir: Path, program: Found) -> set[str]:
@@ -126,7 +141,7 @@ async def restored(machine: RealMachine, place: ObjectPlace, base: str, data_dir
     folder = make_folder(data_dir, 10**12, machine.fresh_hex(16))
     try:
         await restore(machine, place, base, folder, program=program)
-        store = await Store.open(folder.database, machine.run_sync)
+        store = await FileStore.open(folder.database, machine.run_sync)
         try:
             return await store.read(kept)
         finally:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
 from llmgw.domain.errors import OutcomeUnknown, StaleEpoch, Unavailable
+from llmgw.replication import rules
 from llmgw.replication.programs import Found
+from llmgw.replication.rules import Rules, Step
 from llmgw.settings.object_place import ObjectPlace
 from llmgw.wiring.machine import RealMachine
-from tests.replication.epochs import Lease, leading, restored, until
+from tests.replication.epochs import Epoch, Lease, leading, restored, until
 from tests.seaweed import Seaweed
 
 pytestmark = pytest.mark.slow
+TAKE_OVERS = 8
 
 
 async def test_what_was_acknowledged_is_what_the_next_leader_begins_with(
@@ -29,6 +34,8 @@ async def test_what_was_acknowledged_is_what_the_next_leader_begins_with(
         report = first.litestream.report
         assert (report.alive, report.lag, report.trouble, report.restarts) == (True, 0, "", 0)
         assert report.txid > 0
+        assert first.folder.meta.is_dir()
+        assert not (first.folder.path / ".llmgw.db-litestream").exists()  # its state is of this epoch alone (R-B51)
     async with leading(machine, place, lease, tmp_path / "b", program) as second:
         assert second.began_with == set(first.acknowledged)
         await second.acknowledge()
@@ -136,3 +143,43 @@ async def test_an_object_store_that_is_frozen_or_killed_costs_answers_and_no_row
         await until(lambda: one.litestream.report.lag == 0 and not one.litestream.report.trouble, "it uploads by itself")
         await one.acknowledge()
         assert await restored(machine, place, one.prefix, tmp_path, program) == {f"1.{number}" for number in range(5)}
+
+
+async def lost_by_take_overs(machine: RealMachine, place: ObjectPlace, tmp_path: Path, program: Found, protect: Rules) -> int:
+    """How many acknowledged writes no leader has in the end. Leaders go on when a successor leads already, and children are killed."""
+    rng = random.Random(7)
+    lease = Lease()
+    acknowledged: set[str] = set()
+
+    async def lead(number: int, *, task_status: trio.TaskStatus[Epoch]) -> None:
+        async with leading(machine, place, lease, tmp_path / str(number), program, protect) as one:
+            task_status.started(one)
+            for _ in range(60):
+                try:
+                    acknowledged.add(await one.acknowledge())
+                except OutcomeUnknown:
+                    continue
+                except StaleEpoch:
+                    return
+
+    async with trio.open_nursery() as nursery:
+        for number in range(TAKE_OVERS):
+            one = await nursery.start(lead, number)
+            await until(lambda one=one: len(one.acknowledged) >= 3, "the leader acknowledges")
+            if rng.random() < 0.5 and one.litestream.child_pid is not None:
+                os.kill(one.litestream.child_pid, signal.SIGKILL)
+    assert len(acknowledged) >= 3 * TAKE_OVERS
+    return len(acknowledged - await restored(machine, place, lease.base, tmp_path, program))
+
+
+async def test_take_overs_in_a_row_lose_nothing_that_was_acknowledged(
+    machine: RealMachine, place: ObjectPlace, tmp_path: Path, program: Found
+):
+    assert await lost_by_take_overs(machine, place, tmp_path, program, rules.RULES) == 0
+
+
+async def test_without_the_lease_read_the_same_take_overs_lose_some(
+    machine: RealMachine, place: ObjectPlace, tmp_path: Path, program: Found
+):
+    protect = attrs.evolve(rules.RULES, acknowledgement=(Step.UPLOAD,))
+    assert await lost_by_take_overs(machine, place, tmp_path, program, protect) > 0

@@ -12,7 +12,7 @@ from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.replication.replicated_store import ReplicatedStore
 from llmgw.store import meta, settings
 from llmgw.store.connection import Claim
-from llmgw.store.copies import Position
+from llmgw.store.copies import Copy, Position
 from llmgw.wiring.machine import RealMachine
 from tests.replication.fake_replica import FakeReplica
 
@@ -372,3 +372,33 @@ async def test_a_base_that_lacks_settings_which_were_acknowledged_is_not_led_fro
     (replica.folder / f"{lease.base}.db").write_bytes(before)  # a store that shows what was there once
     with pytest.raises(Unavailable, match="holds version 0 of the settings, and the last leader has kept version 1"):
         await leads(two, lease, "b")
+
+
+async def test_what_a_standby_was_just_taking_does_not_overwrite_what_it_begins_to_lead_with(planes, lease, monkeypatch):
+    one, two = await planes("one"), await planes("two")
+    epoch = await leads(one, lease)
+    await one.write(add, epoch, "x")
+    old = await one.news(two.position)
+    await one.write(add, epoch, "y")
+    held = trio.Event()
+    replace = Copy.replace
+
+    async def slow(copy: Copy, fill, position: Position) -> None:
+        if position == old.position:
+            began.set()
+            await held.wait()
+        await replace(copy, fill, position)
+
+    began = trio.Event()
+    monkeypatch.setattr(Copy, "replace", slow)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(two.follow, old)
+        await began.wait()
+        nursery.start_soon(leads, two, lease, "b")
+        await trio.testing.wait_all_tasks_blocked(0.3)
+        held.set()
+    assert await two.read(holds) == ["x", "y"]
+    await two.write(add, lease.epoch, "z")
+    assert await two.read(holds) == ["x", "y", "z"]
+    await two.end_lead(fenced=False)
+    assert two.age_s() < 5

@@ -527,3 +527,12 @@ def test_every_route_that_is_relayed_is_guarded() -> None:
     for route in ROUTES.values():
         assert isinstance(route, Route)
         assert judge(one, {"input": "secret"}, route.path).refusal is not None
+
+
+@pytest.mark.parametrize("filler", ["", "w " * 4000, "{,}" * 4000], ids=["dense", "text", "braces in a text"])
+@pytest.mark.parametrize("most", [1, 3, 40])
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_the_count_of_messages_is_exact_whatever_stands_between_them(filler: str, most: int, over: int) -> None:
+    messages = [{"role": "user", "content": filler} for _ in range(most + over)]
+    judged = judge(guard(max_messages=most), json.dumps({"model": "m", "messages": messages}).encode())
+    assert code(judged) == (("too_many_messages", "messages") if over > 0 else None)

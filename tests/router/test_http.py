@@ -322,3 +322,41 @@ def test_the_router_listens_on_a_unix_socket_also_where_a_killed_one_left_its_ow
             assert data.startswith(b"HTTP/1.1 200 ")
         finally:
             router.close()
+
+
+BIG = CHAT.replace(b'"hi"', b'"%b"' % (b"words " * 60_000))
+
+
+@pytest.mark.parametrize("body", [CHAT, BIG], ids=["short", "long"])
+def test_a_later_body_may_come_in_pieces(stage: Stage, body: bytes) -> None:
+    with stage.router.client() as client:
+        client.send(post(CHAT))
+        assert client.answer().status == 200
+        data = post(body)
+        for piece in (data[:-40], data[-40:-20], data[-20:]):
+            client.send(piece)
+            assert stage.router.ask(get("/health")).status == 200  # the piece has been read by then
+        assert client.answer().status == 200
+    assert stage.u1.requests[-1]["body"] == body
+
+
+def test_a_later_body_that_stops_coming_is_not_waited_for(tmp_path: Path) -> None:
+    with staged(tmp_path) as stage, stage.router.client() as client:
+        client.send(post(CHAT))
+        assert client.answer().status == 200
+        client.send(post(CHAT)[:-20])
+        assert client.answer().status == 408
+        assert client.rest() == b""
+
+
+def test_a_client_that_leaves_in_a_later_body_is_one_line_of_499(tmp_path: Path) -> None:
+    with staged(tmp_path) as stage:
+        client = stage.router.client()
+        for end in (None, -20):
+            client.send(post(CHAT, "X-Request-Id: half\r\n")[:end])
+            if end is None:
+                assert client.answer().status == 200
+        assert stage.router.ask(get("/health")).status == 200  # the half has been read by then
+        client.close()
+        assert "path=/v1/chat/completions" in stage.router.log_line("status=499")
+        stage.router.at_rest()

@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.domain.endpoint import EndpointList
-from llmgw.router.lengths import lengths_of
+from llmgw.router.lengths import AGAIN_S, PER_S_MAX, again_s, lengths_of
 from tests.router.fakes import CHAT, CHAT2, OK, Engine, answer, get, post
 from tests.router.test_router import Here, endpoint, running, stamp, until
+
+
+@given(st.integers(0, 100_000))
+def test_each_is_asked_once_a_minute_at_most_and_all_together_within_a_bound(endpoints: int) -> None:
+    assert again_s(endpoints) >= AGAIN_S
+    assert endpoints / again_s(endpoints) <= PER_S_MAX + 1e-6
 
 
 def told(*rows: object) -> list[object]:

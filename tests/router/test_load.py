@@ -35,7 +35,7 @@ from llmgw.router.engine_load import (
 )
 from llmgw.router.load import BODY_MAX, poll_forever
 from llmgw.router.reactor import Reactor
-from llmgw.router.router import Router
+from llmgw.router.router import IN_USE_LOOK_S, IN_USE_S, Router
 from llmgw.router.table import build_table
 from llmgw.router.upstreams import EndpointState
 from llmgw.sim.machine import SimMachine
@@ -170,6 +170,27 @@ async def test_only_endpoints_between_which_load_decides_are_asked() -> None:
     assert router.polled() is router.polled()
     router.set_policy(Policy(RouteSettings(policy="weighted_random")))
     assert router.polled() == ()
+
+
+async def test_of_very_many_only_those_are_asked_whose_models_somebody_asks_for(autojump_clock: object) -> None:
+    machine = SimMachine(1)
+    router = Router(machine, Policy(), lambda line: None)
+    rows = [*((f"a{number}", "m1") for number in range(POLLS_PER_S_MAX)), ("b0", "m2"), ("b1", "m2")]
+    endpoints = tuple(Endpoint(EndpointId(name), f"http://{name}:1", (model,)) for name, model in rows)
+    router.set_endpoints(EndpointList(endpoints), ListStamp(FencingToken(ClusterId("c"), 1, OwnerId("o")), 1))
+    assert router.polled() == ()
+    router.metrics.asked("m2", 0.0)
+    await machine.sleep_until(machine.now_s() + IN_USE_LOOK_S)
+    asked = router.polled()
+    assert {str(state.endpoint.id) for state in asked} == {"b0", "b1"}
+    router.metrics.asked("m2", 0.0)
+    await machine.sleep_until(machine.now_s() + IN_USE_S - IN_USE_LOOK_S)
+    assert router.polled() is asked
+    await machine.sleep_until(machine.now_s() + IN_USE_S)
+    assert router.polled() == ()
+    fewer = EndpointList(endpoints[2:])
+    router.set_endpoints(fewer, ListStamp(FencingToken(ClusterId("c"), 1, OwnerId("o")), 2))
+    assert len(router.polled()) == len(fewer.endpoints)
 
 
 class Polled:

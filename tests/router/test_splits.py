@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from llmgw.domain.errors import Invalid
 from llmgw.router.body import read_body, top_level
-from llmgw.router.http1 import AnswerHead, Framing, Heads, RequestReader, ResponseReader
+from llmgw.router.http1 import AnswerHead, Chunks, Framing, Heads, RequestReader, ResponseReader, chunk, whole_chunk
 from llmgw.router.sse import DONE, EventScanner, data_of, error_of, event_name, is_done, is_finish
+from tests.fuzz.targets import bodies
 
 CHAT = b'{"model":"m1","messages":[{"role":"user","content":"hi"}]}'
 REQUESTS = (
@@ -243,10 +244,44 @@ LONG = {
 def test_a_name_that_is_there_twice_is_found_in_a_long_body_too(messages: bytes, again: bytes) -> None:
     once = b'{"model":"m","messages":%b,"stream":true' % messages
     asked = read_body(once + b"}", needs_messages=True)
-    assert (asked.model, asked.stream, asked.as_sent("n")) == ("m", True, (once + b"}").replace(b'"m"', b'"n"', 1))
+    assert (asked.model, asked.stream, b"".join(asked.as_sent("n"))) == ("m", True, (once + b"}").replace(b'"m"', b'"n"', 1))
     with pytest.raises(Invalid) as refused:
         read_body(b"%b,%b}" % (once, again), needs_messages=True)
     assert refused.value.code == "duplicate_key"
+
+
+# What a top level may hold beside and inside of what is long: names of ours in every place and writing, and values that repeat.
+LONG_TEXT = b'"' + b'words \\"model\\":1 ' * 200 + b'"'
+LONG_LIST = b'[{"model":"deep","messages":[1],"stream":1},' + LONG_TEXT + b"]"
+NAME_TEXTS = st.sampled_from(
+    (b'"model"', b'"messages"', b'"input"', b'"prompt"', b'"stream"', b'"stream_options"', b'"mod\\u0065l"', b'"q\\"messages"', b'"x"')
+)
+VALUE_TEXTS = st.sampled_from(
+    (
+        b'"m"',
+        b"true",
+        b"null",
+        b"[]",
+        b"12",
+        b'{"include_usage":true}',
+        LONG_TEXT,
+        LONG_LIST,
+        b'{"messages":%b}' % LONG_LIST,
+        b'{"model":"m"}',
+    )
+)
+BLANKS = st.sampled_from((b"", b" ", b"\n\t"))
+
+
+@given(st.lists(st.tuples(NAME_TEXTS, VALUE_TEXTS), min_size=1, max_size=6), BLANKS, st.booleans())
+@example([(b'"messages"', LONG_LIST), (b'"model"', b'"m"'), (b'"messages"', LONG_LIST)], b"", False)
+@example([(b'"x"', b'{"messages":%b}' % LONG_LIST), (b'"model"', b'"m"'), (b'"messages"', LONG_LIST)], b"", False)
+@example([(b'"input"', b"12"), (b'"model"', b'"m"'), (b'"stream_options"', b"null"), (b'"input"', LONG_TEXT)], b" ", True)
+def test_a_strict_reader_agrees_on_what_is_long(members: list[tuple[bytes, bytes]], blank: bytes, named: bool) -> None:
+    if named:
+        members = [*members, (b'"model"', b'"m"')]
+    body = b"{%b}" % b",".join(b"%b%b:%b%b%b" % (name, blank, blank, value, blank) for name, value in members)
+    bodies(body)
 
 
 TEXTS = st.text(max_size=8) | st.sampled_from(("model", '"model":"x"'))
@@ -275,7 +310,7 @@ def test_the_model_is_found_and_nothing_else_is_changed(
     body = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
     asked = read_body(body, needs_messages=False)
     assert asked.model == name
-    changed = json.loads(asked.as_sent("other"))
+    changed = json.loads(b"".join(asked.as_sent("other")))
     assert changed == {**value, "model": "other"}
     start, end = asked.model_span
     assert json.loads(body[start:end]) == name
@@ -292,3 +327,43 @@ def test_a_body_is_an_answer_or_an_honest_refusal(data: bytes) -> None:
         refusal = None
         assert json.loads(asked.body)["model"] == asked.model
     assert refusal is None or (refusal.status == 400 and refusal.message)
+
+
+CODED = st.sampled_from(
+    (b"3\r\nabc\r\n", b"03\r\nabc\r\n", b"3;x\r\nabc\r\n", b"a\r\n0123456789\r\n", b"A\r\n0123456789\r\n", b"0\r\n\r\n")
+)
+
+
+@given(st.lists(CODED, max_size=3), st.binary(max_size=6), st.integers(0, 12))
+@example([b"3\r\nabc\r\n"], b"", 0)
+def test_what_is_taken_for_one_whole_chunk_is_that_to_the_reader_and_written_as_we_write_it(
+    coded: list[bytes], more: bytes, cut: int
+) -> None:
+    for known in (b"3\r\nabc\r\n", b"a\r\n0123456789\r\n"):
+        Chunks(0, 100).feed(known, 0, [])
+    data = (b"".join(coded) + more)[cut:]
+    at = whole_chunk(data)
+    assert at == 0 or coded
+    if at:
+        chunks, parts = Chunks(0, 100), []
+        assert chunks.feed(data, 0, parts) == len(data)
+        assert chunks.between
+        assert b"".join(parts) == data[at:-2]
+        assert chunk(data[at:-2]) == data
+    elif data in (b"3\r\nabc\r\n", b"a\r\n0123456789\r\n"):
+        pytest.fail("a whole chunk went the long way")
+
+
+def test_engines_that_say_one_head_share_it_and_each_keeps_its_own_last() -> None:
+    shared: Heads[AnswerHead] = Heads()
+    one, other = Heads(shared), Heads(shared)
+    for heads, kind in ((one, b"a"), (other, b"b"), (other, b"a"), (one, b"b")):
+        reader = ResponseReader(heads)
+        reader.feed(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: 0\r\n\r\n" % kind)
+        assert reader.complete
+        assert heads.last is reader.head
+        assert reader.get(b"content-type") == kind
+    assert one.last is not other.last
+    reader = ResponseReader(other)
+    reader.feed(b"HTTP/1.1 200 OK\r\ncontent-type: b\r\ncontent-length: 0\r\n\r\n")
+    assert reader.head is one.last

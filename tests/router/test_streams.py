@@ -17,6 +17,7 @@ from tests.router.fakes import (
     DONE,
     END,
     FIN,
+    FIN_TEXT,
     GOOD_S,
     OK_BODY,
     SH,
@@ -276,3 +277,43 @@ def test_a_slow_reader_gets_every_event_of_a_fast_stream(stage: Stage) -> None:
     numbers = [int(e.split('"i":')[1].split(",")[0]) for e in got.events if '"i":' in e]
     assert numbers == list(range(count))
     assert got.whole
+
+
+def _piece(text: str, *, size: str = "{:x}") -> list[Any]:
+    return ["s", size.format(len(text.encode())) + "\r\n" + text + "\r\n"]
+
+
+# What is in a stream beside plain events: all that must not be passed on as it is, or only after a look.
+ODD: dict[str, list[list[Any]]] = {
+    "plain": [_piece(event("b")), _piece(event("c"))],
+    "a word that is no error": [_piece(event('an error, \\"usage\\" and [DONE]')), _piece(event("c"))],
+    "white space in the event": [_piece(event("b").replace(",", ", ")), _piece(event("c"))],
+    "an event over lines": [_piece('data: {"choices":[\ndata: ]}\n\n'), _piece(event("c"))],
+    "line ends of the other kind": [_piece(event("b").replace("\n", "\r\n")), _piece(event("c"))],
+    "a chunk that is half an event": [_piece(event("b")[:30]), _piece(event("b")[30:]), _piece(event("c"))],
+    "two events in a chunk": [_piece(event("b") + event("c"))],
+    "a chunk with an extension": [_piece(event("b"), size="{:x};a=b"), _piece(event("c"))],
+    "a chunk written otherwise": [_piece(event("b"), size="0{:X}"), _piece(event("c"))],
+    "a comment": [_piece(": hello\n\n"), _piece(event("c"))],
+    "usage of nothing": [_piece(event("b").replace("}]}", '}],"usage":null}')), _piece(event("c"))],
+    "usage": [_piece('data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}\n\n'), _piece(event("c"))],
+    "an error": [_piece('data: {"error":{"message":"broken"}}\n\n'), _piece(event("c"))],
+    "an end that is none": [_piece("data: [DONE]x\n\n"), _piece(event("c"))],
+    "more after the end": [_piece(FIN_TEXT), _piece("data: [DONE]\n\n"), _piece(event("never"))],
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_stream_is_the_same_whether_its_chunks_come_one_by_one_or_at_once(stage: Stage, odd: str) -> None:
+    begin, end = [SH, E("a"), E("b"), E("c")], [FIN, DONE, END]
+    told = []
+    for script in ([step for one in (*begin, *ODD[odd], *end) for step in (one, ["w", 20])], [_joined([*begin, *ODD[odd], *end])]):
+        stage.u1.script = script
+        got = stage.router.ask(post(CHAT_S))
+        told.append((got.status, got.body))
+    assert told[0] == told[1]
+    assert b"never" not in told[0][1]
+
+
+def _joined(script: list[list[Any]]) -> list[Any]:
+    return ["s", "".join(step[1] if step[0] == "s" else "".join(_piece(step[1])[1]) for step in script)]

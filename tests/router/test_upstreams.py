@@ -10,9 +10,10 @@ import pytest
 
 from llmgw.domain.endpoint import Endpoint
 from llmgw.domain.ids import EndpointId
+from llmgw.router.http1 import READ_BYTES
 from llmgw.router.reactor import GONE, READ, Reactor
 from llmgw.router.sweeper import Waiter
-from llmgw.router.upstreams import READ_BYTES, EndpointState, Upstream
+from llmgw.router.upstreams import EndpointState, Upstream
 
 
 @attrs.frozen

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from llmgw.store.connection import MEMORY, Store
+from llmgw.store.connection import MEMORY, FileStore
 from tests.store.runners import inline
 
 
 @pytest.fixture
 async def store():
-    opened = await Store.open(MEMORY, inline)
+    opened = await FileStore.open(MEMORY, inline)
     yield opened
     opened.close()

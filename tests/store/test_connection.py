@@ -23,7 +23,7 @@ from llmgw.domain.event import Event
 from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.lease.file import LeaseFile
 from llmgw.store import connection, events, meta
-from llmgw.store.connection import MEMORY, Store, check_library
+from llmgw.store.connection import MEMORY, FileStore, check_library
 from tests.programs import skip
 from tests.store.runners import in_thread, inline
 
@@ -37,7 +37,7 @@ def bump(con: apsw.Connection, epoch: int) -> int:
 
 @pytest.fixture
 async def store(tmp_path):
-    opened = await Store.open(tmp_path / "llmgw.db", in_thread)
+    opened = await FileStore.open(tmp_path / "llmgw.db", in_thread)
     yield opened
     opened.close()
 
@@ -55,12 +55,12 @@ async def test_twenty_tasks_that_read_and_then_write_lose_nothing_and_fail_never
 
 async def test_twenty_threads_with_a_store_each_lose_nothing_on_one_file(tmp_path):
     path = tmp_path / "llmgw.db"
-    (await Store.open(path, in_thread)).close()
+    (await FileStore.open(path, in_thread)).close()
     failures: list[BaseException] = []
 
     def thread() -> None:
         async def main() -> None:
-            own = await Store.open(path, inline)
+            own = await FileStore.open(path, inline)
             for _ in range(3):
                 await own.write(bump, 1)
             own.close()
@@ -76,7 +76,7 @@ async def test_twenty_threads_with_a_store_each_lose_nothing_on_one_file(tmp_pat
     for each in threads:
         await trio.to_thread.run_sync(each.join)
     assert failures == []
-    check = await Store.open(path, in_thread)
+    check = await FileStore.open(path, in_thread)
     assert (await meta.load(check)).models_revision == 60
     check.close()
 
@@ -97,8 +97,8 @@ async def test_a_write_of_a_higher_epoch_fences_off_the_lower_ones(store):
 
 
 async def test_of_two_that_claim_one_epoch_the_first_has_it_and_lower_ones_are_refused(tmp_path):
-    first = await Store.open(tmp_path / "llmgw.db", in_thread)
-    second = await Store.open(tmp_path / "llmgw.db", in_thread)
+    first = await FileStore.open(tmp_path / "llmgw.db", in_thread)
+    second = await FileStore.open(tmp_path / "llmgw.db", in_thread)
     await first.claim_epoch(3, "ctl-1")
     await first.claim_epoch(3, "ctl-1")
     for epoch in (3, 2):
@@ -225,7 +225,7 @@ async def test_double_quoted_texts_are_columns_and_foreign_keys_are_on(store):
 
 
 async def test_a_store_in_memory_runs_inline_and_shares_one_connection():
-    store = await Store.open(MEMORY, inline)
+    store = await FileStore.open(MEMORY, inline)
     assert await store.write(bump, 1) == 1
     assert (await meta.load(store)).models_revision == 1
     assert (store.mode, store.durability) == ("none", "none")
@@ -250,7 +250,7 @@ async def test_the_files_are_readable_by_their_owner_alone(store, tmp_path):
 
 async def expect_refused(path: Path, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words) as refused:
-        await Store.open(path, in_thread)
+        await FileStore.open(path, in_thread)
     assert "SELECT" not in str(refused.value)
     assert "pragma" not in str(refused.value).lower()
 
@@ -378,13 +378,13 @@ QUOTA = """
     from llmgw.domain.errors import Unavailable
     from llmgw.domain.event import Event
     from llmgw.store import events, meta
-    from llmgw.store.connection import Store
+    from llmgw.store.connection import FileStore
 
     async def main():
         async def run(work):
             return await trio.to_thread.run_sync(work)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        store = await Store.open(sys.argv[1], run)
+        store = await FileStore.open(sys.argv[1], run)
         await events.append(store, 1, [Event("k", "o", "first", 0.0)])
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
         refused = 0
@@ -431,7 +431,7 @@ def small_disk(tmp_path):
 
 
 async def test_a_full_disk_refuses_writes_and_serves_reads_until_there_is_room(small_disk):
-    store = await Store.open(small_disk / "llmgw.db", in_thread)
+    store = await FileStore.open(small_disk / "llmgw.db", in_thread)
     await store.write(bump, 1)
     filler = small_disk / "filler"
     with pytest.raises(OSError), filler.open("wb", buffering=0) as file:
@@ -461,7 +461,7 @@ async def test_a_start_on_a_full_disk_is_refused_by_a_real_write(small_disk):
             file.write(b"x" * 4096)
     await expect_refused(small_disk / "llmgw.db", Unavailable, "storage unavailable")
     (small_disk / "filler").unlink()
-    store = await Store.open(small_disk / "llmgw.db", in_thread)
+    store = await FileStore.open(small_disk / "llmgw.db", in_thread)
     (small_disk / "filler").touch()
     with pytest.raises(OSError), (small_disk / "filler").open("wb", buffering=0) as file:
         while True:
@@ -473,7 +473,7 @@ async def test_a_start_on_a_full_disk_is_refused_by_a_real_write(small_disk):
 AS_NOBODY = """
     import os, sys, trio
     from llmgw.domain.errors import Unavailable
-    from llmgw.store.connection import Store
+    from llmgw.store.connection import FileStore
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(65534)
@@ -484,7 +484,7 @@ AS_NOBODY = """
 
     async def main():
         try:
-            await Store.open(sys.argv[1], run)
+            await FileStore.open(sys.argv[1], run)
         except Unavailable as err:
             print(err.code, str(err))
 
@@ -509,20 +509,20 @@ def test_a_folder_that_may_not_be_written_is_told_in_one_sentence(tmp_path, ther
 
 
 async def _make(path: Path) -> None:
-    (await Store.open(path, in_thread)).close()
+    (await FileStore.open(path, in_thread)).close()
 
 
 WRITE_FOR_EVER = """
     import sys, trio
     from llmgw.domain.event import Event
     from llmgw.store import events
-    from llmgw.store.connection import Store
+    from llmgw.store.connection import FileStore
 
     async def run(work):
         return work()
 
     async def main():
-        store = await Store.open(sys.argv[1], run)
+        store = await FileStore.open(sys.argv[1], run)
         while True:
             (event,) = await events.append(store, 1, [Event("k", "o", "t", 0.0)])
             print(event.seq, flush=True)
@@ -542,7 +542,7 @@ async def test_every_write_acknowledged_before_a_kill_is_there_after_it(tmp_path
             os.kill(writer.pid, signal.SIGKILL)
     writer.wait()
     writer.stdout.close()
-    store = await Store.open(path, in_thread)
+    store = await FileStore.open(path, in_thread)
     stored = await events.after(store, 0, 1000)
     assert len(stored) >= acknowledged >= 30
     store.close()

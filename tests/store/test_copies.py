@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llmgw.domain.errors import Invalid, LlmgwError
 from llmgw.store import changes, migrations
 from llmgw.store.changes import Diverged
-from llmgw.store.connection import Store, Use
+from llmgw.store.connection import FileStore, Use
 from llmgw.store.copies import Copy, Position, copy_whole, write_whole
 from llmgw.wiring.machine import RealMachine
 from tests.store.runners import in_thread
@@ -106,7 +106,7 @@ def test_a_copy_that_is_not_what_was_changed_is_found_out():
 
 @pytest.fixture
 async def source(tmp_path):
-    store = await Store.open(tmp_path / "work.db", in_thread, Use.WORKING)
+    store = await FileStore.open(tmp_path / "work.db", in_thread, Use.WORKING)
     yield store
     store.close()
 

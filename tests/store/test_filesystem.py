@@ -14,5 +14,5 @@ async def test_a_store_on_a_network_file_system_is_refused_by_name(tmp_path, mon
 
     monkeypatch.setattr(connection, "network_file_system", lambda folder: "nfs4")
     with pytest.raises(Invalid, match="nfs4"):
-        await connection.Store.open(tmp_path / "llmgw.db", inline)
+        await connection.FileStore.open(tmp_path / "llmgw.db", inline)
     assert list(tmp_path.iterdir()) == []

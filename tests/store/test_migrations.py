@@ -11,7 +11,7 @@ import pytest
 
 from llmgw.domain.errors import Invalid, Unavailable
 from llmgw.store import meta, migrations
-from llmgw.store.connection import Store
+from llmgw.store.connection import FileStore
 from llmgw.store.migrations import APPLICATION_ID, SCHEMA, STEPS, Step, migrate, version
 from tests.store.runners import in_thread
 
@@ -79,11 +79,11 @@ def test_a_kill_at_any_statement_of_any_step_leaves_a_file_that_the_next_start_c
 
 async def test_a_file_that_a_newer_build_left_readable_may_be_followed_but_not_written(tmp_path):
     path = tmp_path / "llmgw.db"
-    (await Store.open(path, in_thread)).close()
+    (await FileStore.open(path, in_thread)).close()
     newer = apsw.Connection(str(path))
     migrate(newer, (*STEPS, NEXT))
     newer.close()
-    store = await Store.open(path, in_thread)
+    store = await FileStore.open(path, in_thread)
     assert (store.schema, store.may_write) == (SCHEMA + 1, False)
     with pytest.raises(Unavailable, match=rf"schema {SCHEMA + 1}.*schema {SCHEMA}"):
         await store.claim_epoch(1, "ctl-1")
@@ -94,7 +94,7 @@ async def test_a_file_that_a_newer_build_left_readable_may_be_followed_but_not_w
 async def test_a_newer_build_may_take_the_right_to_write_from_one_that_runs(tmp_path, step: Step):
     """It was read once, when the file was opened."""
     path = tmp_path / "llmgw.db"
-    store = await Store.open(path, in_thread)
+    store = await FileStore.open(path, in_thread)
     await store.claim_epoch(1, "ctl-1")
     newer = apsw.Connection(str(path))
     migrate(newer, (*STEPS, step))
@@ -112,7 +112,7 @@ async def test_a_newer_build_may_take_the_right_to_write_from_one_that_runs(tmp_
 
 async def test_a_standby_that_only_reads_learns_of_a_newer_build(tmp_path):
     path = tmp_path / "llmgw.db"
-    store = await Store.open(path, in_thread)
+    store = await FileStore.open(path, in_thread)
     newer = apsw.Connection(str(path))
     migrate(newer, (*STEPS, NEXT))
     newer.close()
@@ -127,7 +127,7 @@ async def test_a_file_that_is_too_new_is_refused_with_both_numbers(tmp_path):
     migrate(newer, (*STEPS, UNREADABLE))
     newer.close()
     with pytest.raises(Invalid, match=rf"schema {SCHEMA + 1} .* knows schema {SCHEMA}") as refused:
-        await Store.open(path, in_thread)
+        await FileStore.open(path, in_thread)
     assert refused.value.code == "schema_newer"
     again = apsw.Connection(str(path))
     assert version(again) == SCHEMA + 1

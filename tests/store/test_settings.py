@@ -19,7 +19,7 @@ from llmgw.domain.model import ModelSpec, Profile
 from llmgw.domain.settings_version import Applied, Held, Pause, PlaneSettings, RolloutPhase, RolloutRow
 from llmgw.store import audit, idempotency, models, settings
 from llmgw.store.audit import Origin
-from llmgw.store.connection import MEMORY, Store
+from llmgw.store.connection import MEMORY, FileStore, Store
 from tests.store.runners import in_thread, inline
 
 ANN = Origin("ann", "192.0.2.7", 1000.0)
@@ -179,7 +179,7 @@ async def test_nothing_is_written_by_who_does_not_lead_any_more(store, unit):
 @pytest.mark.parametrize("writers", [8])
 async def test_of_writers_that_begin_from_one_parent_exactly_one_wins(tmp_path: Path, writers: int):
     """Two processes' connections on one file, each with several writers at once, each from a thread of its own."""
-    stores = [await Store.open(tmp_path / "s.db", in_thread) for _ in range(2)]
+    stores = [await FileStore.open(tmp_path / "s.db", in_thread) for _ in range(2)]
     try:
         await write(stores[0], 0, A)
         won: list[int] = []
@@ -212,7 +212,7 @@ async def test_of_writers_that_begin_from_one_parent_exactly_one_wins(tmp_path: 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from((A, B, C)), st.none() | st.sampled_from("xy")), max_size=12))
 def test_whatever_is_tried_in_any_order_the_line_of_versions_is_whole(tries):
     async def main() -> None:
-        store = await Store.open(MEMORY, inline)
+        store = await FileStore.open(MEMORY, inline)
         accepted: dict[int, str] = {}
         answers: dict[str, tuple[tuple[int, str], int]] = {}
         for parent, document, key in tries:

@@ -16,7 +16,7 @@ from llmgw.domain.model import ENGINES, Catalog, ModelKind, ModelSpec, Profile, 
 from llmgw.store import admin_tokens, audit, engine_choices, events, holds, idempotency, meta, models, nodes
 from llmgw.store.admin_tokens import AdminToken, Role
 from llmgw.store.audit import Origin
-from llmgw.store.connection import MEMORY, Store
+from llmgw.store.connection import MEMORY, FileStore, Store
 from llmgw.store.nodes import StoredNode
 from tests.store.runners import in_thread, inline
 
@@ -133,7 +133,7 @@ async def test_answers_are_kept_for_a_day(store):
 
 
 async def test_two_stores_on_one_file_import_a_files_models_once(tmp_path):
-    stores = [await Store.open(tmp_path / "llmgw.db", in_thread) for _ in range(2)]
+    stores = [await FileStore.open(tmp_path / "llmgw.db", in_thread) for _ in range(2)]
     answers: list[bool] = []
 
     async def start(own: Store, name: str) -> None:
@@ -315,7 +315,7 @@ def test_any_model_that_a_catalog_accepts_comes_back_equal(model):
     Catalog((model,))
 
     async def main() -> None:
-        store = await Store.open(MEMORY, inline)
+        store = await FileStore.open(MEMORY, inline)
         await models.put(store, 1, model)
         assert (await models.load(store)).models == (model,)
         store.close()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmgw.domain.errors import StaleEpoch
 from llmgw.domain.usage import HOUR_S, UsageBatch, UsageRow
 from llmgw.store import usage
-from llmgw.store.connection import MEMORY, Store
+from llmgw.store.connection import MEMORY, FileStore
 from llmgw.store.usage import By
 from tests.store.runners import inline
 
@@ -73,7 +73,7 @@ def test_days_of_any_zone_one_after_the_other_add_up_to_the_whole(hours: list[in
     start = datetime(2030, 1, 1, tzinfo=zone)
 
     async def main() -> None:
-        store = await Store.open(MEMORY, inline)
+        store = await FileStore.open(MEMORY, inline)
         first = int(datetime(2030, 1, 1, tzinfo=timezone.utc).timestamp())  # noqa: UP017 - beside a zone of its own making
         rows = [UsageRow(first + hour * HOUR_S, "k", "m", 1) for hour in hours]
         for number, row in enumerate(rows, 1):
@@ -105,7 +105,7 @@ def test_batches_that_come_in_their_order_and_any_of_them_again_count_once(
         return tuple(sum(getattr(row, name) for row in found) for name in ("requests", "unknown", "prompt", "cached", "completion"))
 
     async def main() -> None:
-        store = await Store.open(MEMORY, inline)
+        store = await FileStore.open(MEMORY, inline)
         for place, one in enumerate(batches):
             repeats = again.draw(st.lists(st.sampled_from(batches[:place]), max_size=2)) if place else []
             await usage.add(store, 0, [*repeats, one], 0.0)

@@ -49,7 +49,7 @@ async def test_what_loads_is_said_to_load_and_leaves_nothing_behind(own: str, tm
         ("", "[server]\nname = 'x'\n", "one machine's own key"),
         ("log.levle = 'info'", "", "/etc/llmgw/llmgw.toml is not valid:\n  log.levle: unknown key; did you mean log.level?"),
         ("lease.ttl_s = 3", "", "lease.renew_s"),
-        ("store.replica = 's3://bucket/x'", "", "store.replica"),
+        ("store = {replica = 's3://bucket/x', s3_credentials = 'file:/no/such/credentials'}", "", "/no/such/credentials"),
         ("metrics.token = 'env:LLMGW_NO_SUCH_TOKEN'", "", "metrics.token: the environment variable LLMGW_NO_SUCH_TOKEN is not set"),
         ("metrics.token = 'file:/no/such/token'", "", "metrics.token"),
         ("tls = {certificate = '/no/such.pem', key = '/no/such.key'}", "", "/no/such.pem"),
@@ -58,6 +58,13 @@ async def test_what_loads_is_said_to_load_and_leaves_nothing_behind(own: str, tm
 )
 async def test_what_a_start_would_stumble_over_is_found_with_its_key(own: str, more: str, document: str, words: str) -> None:
     assert words in await tried(own + more, document)
+
+
+async def test_a_replicated_store_loads_where_its_credentials_and_litestream_are_there(own: str, tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text("AWS_ACCESS_KEY_ID=k\nAWS_SECRET_ACCESS_KEY=s\n")
+    (tmp_path / "credentials").chmod(0o600)
+    store = f"store = {{replica = 's3://bucket/x', s3_credentials = 'file:{tmp_path}/credentials'}}"
+    assert await tried(own + store, "[lease]\nttl_s = 30\n") == ""
 
 
 async def test_the_files_cluster_keys_do_not_count_where_there_is_a_document(own: str) -> None:

@@ -59,6 +59,11 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         call.table((), optional=True)
         return ordered(await controller.nodes.resume(node, call.origin), "resumed")
 
+    async def remove(call: Call, node: str) -> Reply:
+        call.table((), optional=True)
+        removed = await controller.remove_node(node, call.origin)
+        return Reply({"name": removed.name, "id": removed.id, "change": "removed", "durability": controller.store.durability})
+
     async def labels(call: Call, node: str) -> Reply:
         body = call.table()
         table = body["labels"] if set(body) == {"labels"} and isinstance(body["labels"], dict) else body
@@ -68,6 +73,7 @@ def routes(controller: Controller) -> tuple[Route, ...]:
     return (
         Route("GET", "/api/v1/nodes", list_, "Every node with its devices", query=PAGED),
         Route("GET", "/api/v1/nodes/<name:node>", one, "One node"),
+        Route("DELETE", "/api/v1/nodes/<name:node>", remove, "Forget a node on which nothing runs", operator),
         Route("POST", "/api/v1/nodes/<name:node>/cordon", cordon, "Place nothing new there", operator),
         Route("POST", "/api/v1/nodes/<name:node>/drain", drain, "Move work off", operator, {"deadline_s": "seconds from now, or null"}),
         Route("POST", "/api/v1/nodes/<name:node>/resume", resume, "Take replicas again", operator),

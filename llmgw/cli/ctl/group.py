@@ -35,8 +35,9 @@ NOUNS: Final = {
 def ctl(ctx: click.Context, server: str, output: str | None) -> None:
     """Talk to a control plane.
 
-    The server and its token come from --server and LLMGW_TOKEN; else from ~/.config/llmgw/ctl.toml (server, token); else, on
-    this machine, from a running `llmgw dev` or the control plane's admin-token file.
+    The server and its token come from --server and LLMGW_TOKEN (LLMGW_CA: a file of certificates to check it by); else from
+    ~/.config/llmgw/ctl.toml (server, token, ca); else, on this machine, from a running `llmgw dev` or the control plane's
+    admin-token file.
     """
     from llmgw.cli.ctl.output import Asked
 

@@ -19,6 +19,7 @@ from llmgw.settings.user_dirs import config_dir, running_dir
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8081"  # [server] admin_listen's default
 TOKEN_VARIABLE: Final = "LLMGW_TOKEN"
+CA_VARIABLE: Final = "LLMGW_CA"  # a file of certificates (PEM), for a server that is no other's
 ROUTER_PORT: Final = "router_port"  # the code of a router's answer to what belongs to the admin API
 ANSWER_BYTES_MAX: Final = 65_536  # an error of ours has a few hundred
 LOOK_S: Final = 0.5  # a listener on loopback takes a connection at once; a frozen one must not hold up the search
@@ -69,7 +70,7 @@ def find(asked: str, environ: Mapping[str, str] | None = None, places: Places | 
     user = _read_kept(places.user_file)
     user_server = user.server or (DEFAULT_SERVER if user.token else "")
     server = asked or user_server
-    ca = user.ca if user_server and _same(server, user_server) else ""
+    ca = environ.get(CA_VARIABLE, "").strip() or (user.ca if user_server and _same(server, user_server) else "")
     if server and not token and user_server and _same(server, user_server):
         token = user.token
     if server and token:
@@ -84,9 +85,10 @@ def _on_this_machine(server: str, token: str, ca: str, places: Places) -> Target
     if len(devs) > 1:
         raise Invalid(f"several `llmgw dev` run here: {', '.join(dev.server for dev in devs)}; --server names one of them")
     if devs:
-        return Target(devs[0].server.rstrip("/"), token or devs[0].token, ca)
-    machine_server, file = _machine(places)
-    server = server or machine_server
+        return Target(devs[0].server.rstrip("/"), token or devs[0].token, ca or devs[0].ca)
+    machine_server, file, machine_ca = _machine(places)
+    if not server or _same(server, machine_server):
+        server, ca = server or machine_server, ca or machine_ca
     if token:
         return Target(server.rstrip("/"), token, ca)
     note = ""
@@ -117,17 +119,33 @@ def _no_token(server: str, places: Places, note: str) -> Unauthenticated:
     )
 
 
-def _machine(places: Places) -> tuple[str, Path]:
-    """This machine's control plane as its file has it: its address, and the file of its admin token."""
-    listen, data_dir = "", str(places.machine_dir)
+def _machine(places: Places) -> tuple[str, Path, str]:
+    """This machine's control plane as its file has it: its address, the file of its admin token, and that of its CA ("" for none)."""
     try:
-        table = tomllib.loads(places.machine_file.read_text(encoding="utf-8")).get("server")
+        file: dict[str, Any] = tomllib.loads(places.machine_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        table = None
-    if isinstance(table, dict):
-        listen = table["admin_listen"] if isinstance(table.get("admin_listen"), str) else ""
-        data_dir = table["data_dir"] if isinstance(table.get("data_dir"), str) else data_dir
-    return _reachable(listen), Path(data_dir) / "admin-token"
+        file = {}
+
+    def text(table: str, key: str, default: str = "") -> str:
+        found = file[table].get(key) if isinstance(file.get(table), dict) else None
+        return found if isinstance(found, str) else default
+
+    listen, data_dir = text("server", "admin_listen"), Path(text("server", "data_dir", str(places.machine_dir)))
+    own, plain = text("tls", "certificate"), text("tls", "plain", "loopback")
+    server = _reachable(listen)
+    if own or plain == "never" or (plain == "loopback" and _beyond_loopback(listen)):
+        server = server.replace("http://", "https://", 1)
+    beside = (data_dir / text("store", "path", "llmgw.db")).parent if "store" in file and not text("store", "replica") else data_dir
+    ca = beside / "ca" / "ca.pem"
+    return server, data_dir / "admin-token", str(ca) if server.startswith("https://") and not own and ca.exists() else ""
+
+
+def _beyond_loopback(listen: str) -> bool:
+    """Can other machines reach it?"""
+    try:
+        return bool(listen) and not parse_listen(listen).loopback
+    except ValueError:
+        return False
 
 
 def _reachable(listen: str) -> str:

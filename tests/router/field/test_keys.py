@@ -152,7 +152,7 @@ def test_metrics_are_open_on_loopback_and_ask_for_a_token_elsewhere(tmp_path: Pa
     with staged(tmp_path) as stage:
         assert stage.router.ask(get("/metrics", key="")).status == 200
         stage.router.close()
-        everywhere = stage.text.replace('listen = "127.0.0.1:0"', 'listen = "0.0.0.0:0"')
+        everywhere = stage.text.replace('listen = "127.0.0.1:0"', 'listen = "0.0.0.0:0"') + '\n[tls]\nplain = "anywhere"\n'
         bare = RouterProcess(tmp_path, everywhere)
         bare.address = ("127.0.0.1", bare.address[1])
         try:

@@ -1,4 +1,4 @@
-"""The WebSocket end of sessions, agents' and (in `routers`) routers': token first, then messages for `control`, as a `Channel`.
+"""The WebSocket end of sessions, agents' and (in `routers`) routers': who it is first, then messages for `control`, as a `Channel`.
 
 Whatever one peer sends, nobody else notices: a malformed or oversized message ends its own session with a reason.
 """
@@ -11,10 +11,11 @@ from typing import Any, Final
 import structlog
 import trio
 
-from llmgw.admin.auth import FailureLimit, is_token
+from llmgw.admin.door import Door
 from llmgw.admin.edge import Receive, Scope, Send, answer
 from llmgw.admin.errors import body_of, headers_of
-from llmgw.domain.errors import LlmgwError, Unauthenticated, Unavailable
+from llmgw.domain.errors import LlmgwError, Unavailable
+from llmgw.domain.identity import MachineRole, Presented
 from llmgw.protocol.channel import Channel, ChannelClosed
 from llmgw.protocol.codec import Shared, decode, encode
 from llmgw.protocol.messages import Message
@@ -22,7 +23,9 @@ from llmgw.protocol.messages import Message
 CLOSE_DEADLINE_S: Final = 2.0  # for the peer's own close frame after ours
 REASON_BYTES_MAX: Final = 120  # a close frame holds 123
 GOING_AWAY: Final = 1001
+POLICY_VIOLATION: Final = 1008
 log = structlog.get_logger("llmgw.admin")
+Run = Callable[[Channel, str], Awaitable[None]]
 
 
 class ServerChannel:
@@ -70,24 +73,23 @@ class ServerChannel:
                 pass  # sent before it saw our close: read, so that the connection ends in order
 
 
-def make_agents_app(
-    run: Callable[[Channel], Awaitable[None]], token: Callable[[], str], failures: FailureLimit, draining: trio.Event, who: str = "agent"
-) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """The ASGI application of a sessions' path. `run` serves one session; `token` is what a peer, called `who`, has to present."""
+def make_sessions_app(run: Run, door: Door, role: MachineRole, draining: trio.Event) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """The ASGI application of a sessions' path, for machines that have joined as `role`.
+
+    `run` serves one session; it is told the name that the peer's certificate holds it to, "" of one that came with the token.
+    """
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         client = scope.get("client") or ("local", 0)
         peer = f"[{client[0]}]:{client[1]}" if ":" in str(client[0]) else f"{client[0]}:{client[1]}"
         refused: LlmgwError | None = None
-        if not is_token(scope["headers"], token()):
-            log.warning("a peer without the right token was refused", who=who, peer=peer)
-            refused = Unauthenticated(f"the {who}'s token is not valid here", code="token_invalid")
-            try:
-                failures.failed(str(client[0]))
-            except LlmgwError as err:
-                refused = err
-        elif draining.is_set():
-            refused = Unavailable("this control plane is stopping", retry_after_s=1.0, code="shutting_down")
+        shown: Presented | None = None
+        try:
+            shown = door.admit(scope, role)
+            if draining.is_set():
+                refused = Unavailable("this control plane is stopping", retry_after_s=1.0, code="shutting_down")
+        except LlmgwError as err:
+            refused = err
         if refused is not None:
             extra = [(name.lower().encode(), value.encode()) for name, value in headers_of(refused).items()]
             await answer(scope, receive, send, refused.status, body_of(refused), extra)
@@ -98,10 +100,20 @@ def make_agents_app(
         channel = ServerChannel(receive, send, peer)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end_when_draining, channel, draining, nursery.cancel_scope)
-            await run(channel)
+            if shown is not None:
+                nursery.start_soon(_end_when_revoked, channel, door, shown, role, nursery.cancel_scope)
+            await run(channel, shown.identity.name if shown is not None else "")
             nursery.cancel_scope.cancel()
 
     return serve
+
+
+async def _end_when_revoked(channel: ServerChannel, door: Door, shown: Presented, role: MachineRole, scope: trio.CancelScope) -> None:
+    while (fault := door.certificates.refusal(shown, role)) is None:
+        await door.certificates.changed.wait()
+    log.warning("a session ends: its peer may not have it any more", who=role.value, peer=channel.peer, code=fault[0], why=fault[1])
+    await channel.close(POLICY_VIOLATION, fault[1])
+    scope.cancel()
 
 
 async def _end_when_draining(channel: ServerChannel, draining: trio.Event, scope: trio.CancelScope) -> Any:

@@ -1,0 +1,163 @@
+"""`add`, `list` and `rm` of machines, the same for each role: they ask the admin API, and print ONE command for the new machine."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+
+from llmgw.cli.ctl.client import segment
+from llmgw.cli.ctl.config import when
+from llmgw.cli.ctl.output import Ctl, echo, shared, table
+from llmgw.cli.ctl.output import key as value_of
+from llmgw.cli.ctl.waiting import WAIT_S, no_replicas, wait_done
+from llmgw.domain.errors import NotFound
+
+UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+SETTLES_S: Final = 30.0  # a hand-over takes a tenth of a second; a standby that does not come is told as that
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """`90s`, `30m`, `12h`, `7d`, in seconds."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        found = re.fullmatch(r"([0-9]{1,6})([smhd])", str(value).strip())
+        if found is None:
+            self.fail(f"expected a time such as 30m, 12h or 7d, not {value!r}", param, ctx)
+        return float(int(found[1]) * UNITS[found[2]])
+
+
+def add_commands(group: click.Group, role: str, title: str) -> None:
+    """Gives a group the three commands for machines that join as `role`, which people call `title`."""
+
+    @group.command("add", help=f"Let one more machine in as {title}: prints the command to run there. The token in it is good once.")
+    @click.argument("name", required=False, default="")
+    @click.option("--expires", type=Duration(), default="1h", show_default=True, metavar="TIME", help="How long the token may be used.")
+    @shared
+    def add(ctl: Ctl, name: str, expires: float) -> None:
+        answer = ctl.client.send("POST", "join-tokens", {"role": role, "name": name, "expires_in_s": expires})
+        body = answer.body if isinstance(answer.body, dict) else {}
+        if ctl.output != "table":
+            ctl.print(body, list)
+            return
+        until = when(body.get("expires_at"))
+        click.echo(f"llmgw: run this on the new machine, once, until {until}; whoever has it may join:", err=True)
+        echo(command_for(str(body.get("token", ""))))
+
+    @group.command("list", help=f"Which machines have joined as {title}, and which may.")
+    @shared
+    def list_(ctl: Ctl) -> None:
+        held = [row for row in ctl.listing("identities")["identities"] if row.get("role") == role]
+        invited = [row for row in ctl.listing("join-tokens")["join-tokens"] if row.get("role") == role and row.get("state") == "valid"]
+        rows = newest(held) + [{**row, "state": "invited", "name": row.get("name") or "(any)"} for row in invited]
+        ctl.print({"machines": rows}, lambda: table(rows, _COLUMNS, f"none has joined: `llmgw {group.name} add NAME` lets one in"))
+
+    if role == "agent":
+        _add_node_rm(group)
+    else:
+        _add_rm(group, role, title)
+
+
+def _add_node_rm(group: click.Group) -> None:
+    @group.command("rm")
+    @click.argument("name")
+    @click.option("--deadline", type=click.FloatRange(0), metavar="SECONDS", help="Stop what is still busy after this long.")
+    @click.option("--wait-limit", type=click.FloatRange(0), default=WAIT_S, show_default=True, metavar="SECONDS", help="Longest wait.")
+    @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+    @shared
+    def remove(ctl: Ctl, name: str, deadline: float | None, wait_limit: float, yes: bool) -> None:
+        """Remove a node: drain it, wait until nothing runs there, end its certificate, forget it."""
+        _confirm(f"Drain and remove node {name}?", yes)
+        known = any(row.get("name") == name for row in ctl.listing("nodes")["nodes"])
+        if known:
+            ctl.client.send("POST", f"nodes/{segment(name)}/drain", {} if deadline is None else {"deadline_s": deadline})
+            wait_done(no_replicas(ctl, "node", name), wait_limit)
+        ended = _revoke(ctl, "agent", name, needed=not known)
+        if known:
+            ctl.client.send("DELETE", f"nodes/{segment(name)}")
+        ctl.print({"name": name, "change": "removed", "certificates": ended}, lambda: [f"node {name}: removed{_ended(ended)}"])
+
+
+def _add_rm(group: click.Group, role: str, title: str) -> None:
+    @group.command("rm", help=f"Take a machine out that has joined as {title}: its certificate ends, and its sessions with it.")
+    @click.argument("name")
+    @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+    @shared
+    def remove(ctl: Ctl, name: str, yes: bool) -> None:
+        _confirm(f"Remove {role} {name}?", yes)
+        if role == "server":
+            _let_another_lead(ctl, name)
+        ended = _revoke(ctl, role, name, needed=True)
+        ctl.print({"name": name, "change": "removed", "certificates": ended}, lambda: [f"{role} {name}: removed{_ended(ended)}"])
+        click.echo(f"llmgw: {_AFTER[role]}", err=True)
+
+
+_AFTER: Final = {
+    "server": "end it on its own machine too; it has held the CA's key: whoever took a copy of that can make certificates",
+    "router": "it goes on serving what it was last told: end it on its own machine too",
+}
+
+
+def _let_another_lead(ctl: Ctl, name: str) -> None:
+    """Where it leads: that is its drain."""
+    if ctl.object("leader").get("holder") != name:
+        return
+    ctl.client.send("POST", "leader/hand-over", {})
+
+    def look() -> str | None:
+        return f"{name} hands over" if ctl.object("leader").get("holder") in (name, None) else None
+
+    wait_done(look, SETTLES_S)
+
+
+def _revoke(ctl: Ctl, role: str, name: str, *, needed: bool) -> int:
+    try:
+        answer = ctl.client.send("POST", f"identities/{role}/{segment(name)}/revoke", {})
+    except NotFound as err:
+        if needed or err.code != "no_such_identity":
+            raise
+        return 0  # it came with the token file of its machine
+    return int(answer.body.get("certificates", 0)) if isinstance(answer.body, dict) else 0
+
+
+def _ended(certificates: int) -> str:
+    return f" ({certificates} {'certificate' if certificates == 1 else 'certificates'} revoked)" if certificates else ""
+
+
+def _confirm(question: str, yes: bool) -> None:
+    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
+        click.confirm(question, abort=True)
+
+
+def command_for(token: str) -> str:
+    """For a shell, which hands the token over by itself: the arguments of a program can be seen by every user of its machine."""
+    return f"echo {token} | sudo llmgw join"
+
+
+def newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest certificate of each machine; they come sorted by issue."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        found[str(row.get("role")), str(row.get("name"))] = row
+    return list(found.values())
+
+
+def _column(name: str) -> Any:
+    return lambda row: when(row.get(name)) if isinstance(row, Mapping) else ""
+
+
+_COLUMNS: Final = (
+    ("NAME", value_of("name")),
+    ("STATE", value_of("state")),
+    ("EXPIRES", _column("expires_at")),
+    ("ADDRESSES", value_of("addresses")),
+    ("SERIAL", value_of("serial")),
+    ("TOKEN", value_of("id")),
+)

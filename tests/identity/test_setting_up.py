@@ -1,0 +1,299 @@
+"""`init`, `join`, `node`, `server` and `router` add, list, rm: as a person types them, against real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.domain.errors import Conflict
+from llmgw.settings.file_edit import with_keys
+from llmgw.settings.load import load_file
+from llmgw.wiring import setting_up
+from tests.lease.places import write_credentials
+from tests.programs import Program, free_port, free_ports, program, wait_for
+from tests.seaweed import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, seaweed
+
+HOST = "127.0.0.2"
+
+
+def llmgw(*args: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("LLMGW_", "XDG_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "llmgw", *args], input=stdin, capture_output=True, text=True, timeout=60, check=False, env={**env, **environ}
+    )
+
+
+class Site:
+    """A control plane set up by `init` on another address than 127.0.0.1, and what its operator's shell knows."""
+
+    def __init__(self, folder: Path, *more: str, lease: str = "") -> None:
+        """`more` options of `init`."""
+        self.folder = folder
+        self.config = folder / "ctl.toml"
+        self.data_dir = folder / "ctl"
+        self.url = f"https://{HOST}:{free_port()}"
+        done = llmgw(
+            "init", "--yes", "--config", str(self.config), "--name", "ctl-1", "--listen", self.url.removeprefix("https://"),
+            "--advertise", self.url, "--data-dir", str(self.data_dir), *more,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        self.said = done.stdout
+        # Loopback is all that a test has: this makes it the address of another machine.
+        text = self.config.read_text().replace("127.0.0.1:8080", f"{HOST}:{free_port()}")
+        self.config.write_text(text.replace("required = true", "required = false") + f'[tls]\nplain = "never"\n{lease}')
+
+    @property
+    def token(self) -> str:
+        return (self.data_dir / "admin-token").read_text().strip()
+
+    def ctl(self, *args: str, url: str = "") -> subprocess.CompletedProcess[str]:
+        environ = {"LLMGW_TOKEN": self.token, "LLMGW_CA": str(self.data_dir / "ca" / "ca.pem"), "HOME": str(self.folder)}
+        return llmgw(*args, "--server", url or self.url, **environ)
+
+    def rows(self, *args: str, noun: str) -> dict[str, dict]:
+        done = self.ctl(*args, "--output", "json")
+        assert done.returncode == 0, done.stderr
+        return {row["name"]: row for row in json.loads(done.stdout)[noun]}
+
+    def added(self, *args: str) -> str:
+        """The token of the command that is printed."""
+        done = self.ctl(*args)
+        assert done.returncode == 0, done.stderr
+        (line,) = done.stdout.splitlines()
+        words = shlex.split(line)
+        assert (words[0], words[2:]) == ("echo", ["|", "sudo", "llmgw", "join"])
+        return words[1]
+
+    def serves(self, one: Program) -> None:
+        one.wait_output("serving")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_init_makes_a_file_that_checks_a_ca_and_a_token_and_changes_nothing_when_it_is_run_again(site: Site):
+    assert "made the CA of cluster c-" in site.said
+    key, token = site.data_dir / "ca" / "ca.key", site.data_dir / "admin-token"
+    for secret in (key, token):
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert llmgw("check", str(site.config)).returncode == 0
+    before = {path: path.read_bytes() for path in site.folder.rglob("*") if path.is_file()}
+    again = llmgw("init", "--yes", "--config", str(site.config))
+    assert again.returncode == 0, again.stderr
+    assert "kept" in again.stdout
+    assert {path: path.read_bytes() for path in site.folder.rglob("*") if path.is_file()} == before
+    refused = llmgw("init", "--yes", "--config", str(site.config), "--name", "other")
+    assert refused.returncode == 2
+    assert "is not overwritten" in refused.stderr
+    assert token.read_text().strip() not in site.said + again.stdout
+
+
+def test_an_agent_and_a_router_on_other_machines_join_by_one_command_and_leave_by_one(site: Site):
+    folder = site.folder
+    with program(["server", "--config", str(site.config)], folder, "server") as server:
+        site.serves(server)
+        token = site.added("node", "add", "gpu-1")
+        assert site.rows("node", "list", noun="machines")["gpu-1"]["state"] == "invited"
+        agent_file, router_file = folder / "agent.toml", folder / "router.toml"
+        joined = llmgw("join", "--config", str(agent_file), "--data-dir", str(folder / "agent"), "--address", "127.0.0.3", stdin=token)
+        assert joined.returncode == 0, joined.stderr
+        assert "as agent gpu-1" in joined.stdout
+        written = tomllib.loads(agent_file.read_text())["agent"]
+        assert (written["name"], written["control_planes"], written["address"]) == ("gpu-1", [site.url], "127.0.0.3")
+        agent_file.write_text(agent_file.read_text() + f'engine_ports = "{free_ports(5)}"\n')
+        router_file.write_text(f'# mine\n[router]\nlisten = "127.0.0.1:{free_port()}"  # here\ncontrol_planes = []\n')
+        as_router = llmgw(
+            "join", "--config", str(router_file), "--data-dir", str(folder / "router"), stdin=site.added("router", "add", "r-1")
+        )
+        assert as_router.returncode == 0, as_router.stderr
+        assert router_file.read_text().startswith("# mine\n[router]\n")
+        assert (folder / "router.toml.before-join").read_text().endswith("control_planes = []\n")
+        reused = llmgw("join", "--config", str(folder / "x.toml"), "--data-dir", str(folder / "x"), stdin=token)
+        assert (reused.returncode, reused.stderr.count("\n")) == (5, 1)
+        assert "has let in gpu-1 already" in reused.stderr
+        assert token not in reused.stderr
+        assert not (folder / "x.toml").exists()
+        with (
+            program(["agent", "--config", str(agent_file)], folder, "agent") as agent,
+            program(["router", "--config", str(router_file)], folder, "router"),
+        ):
+            wait_for(lambda: site.rows("ctl", "node", "list", noun="nodes").get("gpu-1", {}).get("state") == "ready", "the node is ready")
+            wait_for(lambda: "router session opened" in server.output, "the router follows")
+            gone = site.ctl("node", "rm", "gpu-1", "--yes")
+            assert gone.returncode == 0, gone.stderr
+            assert gone.stdout == "node gpu-1: removed (1 certificate revoked)\n"
+            agent.wait_output("was revoked")
+            wait_for(lambda: not site.rows("ctl", "node", "list", noun="nodes"), "the node is forgotten")
+            assert site.rows("node", "list", noun="machines")["gpu-1"]["state"] == "revoked"
+            refused = [line for line in server.output.splitlines() if "a peer was refused" in line]
+            assert len(refused) <= 1, refused
+            assert site.ctl("router", "rm", "r-1", "--yes").returncode == 0
+            assert site.rows("router", "list", noun="machines")["r-1"]["state"] == "revoked"
+            # B191: the same machine comes back under its name by another token.
+            agent.end()
+            (folder / "agent" / "identity").rename(folder / "agent" / "identity.old")
+            back = llmgw("join", "--config", str(agent_file), "--data-dir", str(folder / "agent"), stdin=site.added("node", "add", "gpu-1"))
+            assert back.returncode == 0, back.stderr
+            with program(["agent", "--config", str(agent_file)], folder, "agent-2"):
+                wait_for(lambda: site.rows("ctl", "node", "list", noun="nodes").get("gpu-1", {}).get("state") == "ready", "it is back")
+        for secret in (token, site.token, "PRIVATE"):
+            assert secret not in server.output + agent.output
+
+
+def test_a_control_plane_of_another_machine_needs_a_replicated_store_and_that_is_said(site: Site):
+    with program(["server", "--config", str(site.config)], site.folder, "server") as server:
+        site.serves(server)
+        refused = site.ctl("server", "add", "ctl-2")
+        assert refused.returncode == 4
+        assert "needs a replicated store" in refused.stderr
+        rows = site.rows("server", "list", noun="machines")
+        assert (rows["ctl-1"]["state"], HOST in rows["ctl-1"]["addresses"]) == ("valid", True)
+
+
+def test_a_control_plane_on_loopback_says_why_nobody_can_join(tmp_path: Path):
+    config = tmp_path / "ctl.toml"
+    made = llmgw("init", "--yes", "--config", str(config), "--data-dir", str(tmp_path / "ctl"), "--store", "none")
+    assert made.returncode == 0, made.stderr
+    port = free_port()
+    config.write_text(config.read_text().replace("8081", str(port)).replace("8080", str(free_port())))
+    with program(["server", "--config", str(config)], tmp_path, "server") as server:
+        server.wait_output("serving")
+        token = (tmp_path / "ctl" / "admin-token").read_text().strip()
+        refused = llmgw("node", "add", "gpu-1", "--server", f"http://127.0.0.1:{port}", LLMGW_TOKEN=token)
+        assert refused.returncode == 4
+        assert "[server] advertise" in refused.stderr
+
+
+def test_a_new_admin_token_is_taken_by_the_control_plane_that_runs(site: Site):
+    with program(["server", "--config", str(site.config)], site.folder, "server") as server:
+        site.serves(server)
+        old = site.token
+        made = llmgw("init", "--new-admin-token", "--config", str(site.config))
+        assert made.returncode == 0, made.stderr
+        assert site.token != old
+        assert site.token not in made.stdout
+        wait_for(lambda: site.ctl("ctl", "status").returncode == 0, "the new token is valid")
+        kept = llmgw(
+            "ctl", "status", "--server", site.url, LLMGW_TOKEN=old, LLMGW_CA=str(site.data_dir / "ca" / "ca.pem"), HOME=str(site.folder)
+        )
+        assert kept.returncode == 0, kept.stderr
+        assert server.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "no join token was given"), ("hello", "this is no join token"), ("llmgw-join-1.abc.00000000", "not whole")],
+)
+def test_what_is_no_join_token_is_refused_in_one_line_before_anything_is_written(tmp_path: Path, text: str, words: str):
+    done = llmgw("join", "--config", str(tmp_path / "x.toml"), "--data-dir", str(tmp_path / "x"), stdin=text)
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_router_that_other_machines_reach_is_not_plain_by_accident(tmp_path: Path):
+    config = tmp_path / "r.toml"
+    port = free_port()
+    text = f'[router]\nlisten = "0.0.0.0:{port}"\n[[endpoint]]\nid = "a"\nurl = "http://127.0.0.1:9"\nmodels = ["m"]\n'
+    config.write_text(text)
+    refused = llmgw("router", "--config", str(config))
+    assert refused.returncode == 3
+    assert "there is no certificate for it" in refused.stderr
+    config.write_text(text + '[tls]\nplain = "anywhere"\n')
+    with program(["router", "--config", str(config)], tmp_path, "router") as router:
+        router.wait_output("listening")
+
+
+KEYS = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.text(max_size=8) | st.lists(st.text(max_size=4), max_size=3), min_size=1)
+FILES = st.sampled_from(
+    [
+        "",
+        "# nothing\n",
+        "[x]\n",
+        '[x]\na = "1"  # one\nb = [ "q",\n  "r" ]\n[y]\na = "2"\n',
+        '[y]\na = 1\n[ x ] # here\nc = "3"\n\n[x.z]\na = 1\n',
+        'x.a = "dotted"\n',
+        'x = { a = "inline" }\n',
+        '[[m]]\na = 1\n[x]\n"a" = "quoted"\n',
+    ]
+)
+
+
+@given(FILES, KEYS)
+def test_keys_are_put_into_a_file_and_everything_else_stays_or_nothing_is_done(text: str, keys: dict):
+    before = tomllib.loads(text)
+    try:
+        after = with_keys(text, "x", keys)
+    except Conflict:
+        return  # with the lines that a person writes
+    assert tomllib.loads(after) == {**before, "x": {**before.get("x", {}), **keys}}
+    kept = [line for line in text.splitlines() if "#" in line and not line.lstrip().startswith(tuple(keys))]
+    assert all(line in after for line in kept)
+
+
+def test_dev_that_other_machines_reach_speaks_tls_and_ctl_and_its_agent_know_by_themselves(tmp_path: Path):
+    config = tmp_path / "dev.toml"
+    admin, public = free_port(), free_port()
+    config.write_text(f'[server]\nadmin_listen = "0.0.0.0:{admin}"\n[router]\nlisten = "0.0.0.0:{public}"\n')
+    home = {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    with program(["dev", "--no-engine", "--config", str(config), "--data-dir", str(tmp_path / "dev")], tmp_path, "dev", home) as dev:
+        dev.wait_output(f"llmgw serves at https://0.0.0.0:{public}/v1")
+        wait_for(lambda: "ready" in llmgw("ctl", "node", "list", **home).stdout, "its node is ready")
+        assert dev.end(signal.SIGINT) in (0, 130)
+
+
+def test_init_on_a_bucket_writes_what_its_store_needs_and_says_what_it_still_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "llmgw.toml"
+    bucket = setting_up.Wanted(store="s3://bucket/p", s3_endpoint="http://127.0.0.1:9000", s3_region="r", data_dir=tmp_path / "data")
+    said = setting_up.set_up(file, bucket)
+    store = load_file(file).settings.store
+    assert store is not None
+    assert (store.replica, store.s3_endpoint) == ("s3://bucket/p", "http://127.0.0.1:9000")
+    assert (store.s3_region, store.s3_credentials) == ("r", "env")
+    assert "AWS_ACCESS_KEY_ID" in said[-1]
+    assert (tmp_path / "data" / "ca" / "ca.key").exists()
+
+
+def test_a_control_plane_of_another_machine_joins_by_one_command_and_leads_when_the_first_is_gone(tmp_path: Path):
+    """Two machines and a bucket, as docs/two-machines.md sets them up."""
+    bucket = tmp_path / "s3"
+    bucket.mkdir()
+    with seaweed(bucket) as s3:
+        keys = tmp_path / "keys"
+        write_credentials(keys, ACCESS_KEY_ID, SECRET_ACCESS_KEY)
+        store = ("--store", f"s3://{BUCKET}/cluster", "--s3-endpoint", s3.endpoint, "--s3-credentials", f"file:{keys}")
+        site = Site(tmp_path, *store, lease="[lease]\nttl_s = 3\nrenew_s = 1\npoll_s = 0.3\n")
+        other, url = tmp_path / "other.toml", f"https://127.0.0.3:{free_port()}"
+        with program(["server", "--config", str(site.config)], tmp_path, "first") as first:
+            site.serves(first)
+            joined = llmgw(
+                "join", "--config", str(other), "--data-dir", str(tmp_path / "other"), "--address", "127.0.0.3",
+                stdin=site.added("server", "add", "ctl-2"),
+            )  # fmt: skip
+            assert joined.returncode == 0, joined.stderr
+            assert "credentials" in joined.stdout
+            text = other.read_text().replace("https://127.0.0.3:8081", url).replace("127.0.0.3:8081", url.removeprefix("https://"))
+            rest = f'[router]\nlisten = "127.0.0.3:{free_port()}"\n[tls]\nplain = "never"\n'
+            other.write_text(with_keys(text, "store", {"s3_credentials": f"file:{keys}"}) + rest)
+            with program(["server", "--config", str(other)], tmp_path, "second") as second:
+                site.serves(second)
+                first.wait_output("a control plane stands by")
+                held = site.ctl("ctl", "hold", "add", "rack-1", "--reason", "x", url=url)
+                assert held.stdout == "facility rack-1: held (durability: replicated)\n", held.stderr
+                first.kill()
+                second.wait_output("event=leading")
+                assert "rack-1" in site.ctl("ctl", "hold", "list", url=url).stdout
+                assert "first-" in site.ctl("ctl", "hold", "list", url=url).stdout, "by whom"
