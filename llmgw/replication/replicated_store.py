@@ -95,8 +95,12 @@ class ReplicatedStore(CopiedStore):
     @classmethod
     async def begin(cls, machine: Machine, replica: Replica, data_dir: Path, place: str, base: str) -> ReplicatedStore:
         """Reads what is published under `base`: "" where nobody has led yet. Raises Invalid, Unavailable."""
+        asked_s = machine.now_s()
         fill = None if not base else await _restored(machine, replica, base, data_dir / COPIES)
-        return cls(machine, replica, await Copy.open(machine, data_dir / COPIES, fill), place)
+        copy = await Copy.open(machine, data_dir / COPIES, fill)
+        if base:  # of a copy that an earlier process left nobody knows how old it is
+            copy.as_of_s = asked_s
+        return cls(machine, replica, copy, place)
 
     # --- what every store offers
 

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 # Another leads before Litestream's answer is given up, which takes 5 s.
 LEASE = "[lease]\nttl_s = 2\nrenew_s = 0.6\npoll_s = 0.2"
+LONG = "[lease]\nttl_s = 60\nrenew_s = 1\npoll_s = 0.25"
 FREEZES = 10 if FULL else 2
 CHANGES = 5
 QUIET_S = 0.3  # the history is written after each change; the first thing that waits for a frozen Litestream is to be a change
@@ -36,14 +37,14 @@ def pair_on_a_bucket(tmp_path: Path) -> Iterator[Callable[..., tuple[Pair, Bucke
     (tmp_path / "s3").mkdir()
     with seaweed(tmp_path / "s3") as server:
 
-        def make(*changes: str) -> tuple[Pair, Bucket]:
+        def make(*changes: str, lease: str = LEASE) -> tuple[Pair, Bucket]:
             buckets: list[Bucket] = []
 
             def kept(folder: Path) -> Bucket:
                 buckets.append(Bucket(server, folder))
                 return buckets[0]
 
-            pair = Pair(tmp_path / "pair", LEASE, kept=kept)
+            pair = Pair(tmp_path / "pair", lease, kept=kept)
             made.append(pair)
             for plane in pair.planes:
                 plane.altered = [change.replace("FILE", str(switch(plane))) for change in changes]
@@ -107,3 +108,28 @@ def test_a_machine_that_wakes_in_the_middle_of_a_write_acknowledges_nothing_that
         figure(
             request, f"machine frozen in mid-write, {FREEZES} times: acknowledged changes lost or doubled", f"0 of {writer.acknowledged}"
         )
+
+
+def test_with_no_leader_a_control_plane_shows_what_is_in_the_bucket_and_how_old_that_is(
+    pair_on_a_bucket: Callable[..., tuple[Pair, Bucket]],
+) -> None:
+    """The one that led is dead, and its lease is not over yet."""
+    pair, _ = pair_on_a_bucket(lease=LONG)
+    leader, view = pair.wait_agreed()
+    (other,) = [plane for plane in pair.planes if plane is not leader]
+    other.program.end()
+    writer = Writer("w", [leader], 1)
+    for _ in range(CHANGES):
+        writer.change()
+    assert writer.wrong == []
+    leader.program.kill()
+    other.start()
+    other.wait_serving()
+    rows = other.admin("GET", "/models")["models"]
+    assert {(row["name"], row["revision"]) for row in rows} >= {(name, revision) for name, (revision, _) in writer.rows.items()}
+    first_s = other.admin("GET", "/status")["store"]["age_s"]
+    assert first_s is not None
+    wait_for(lambda: other.admin("GET", "/status")["store"]["age_s"] > first_s, "it grows older")
+    now = other.leader()
+    assert now is not None
+    assert (now["is_me"], now["owner"]) == (False, view["owner"])
