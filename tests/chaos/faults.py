@@ -16,7 +16,7 @@ import psutil
 from tests.chaos.bucket import Bucket, children
 from tests.chaos.planes import Plane, since
 from tests.chaos.writer import Sender
-from tests.programs import wait_for
+from tests.programs import call, wait_for
 
 TAKEN_OVER_S_MAX: Final = 120.0
 FROZEN_S: Final = (0.2, 2.0)  # of what is frozen for a moment
@@ -80,9 +80,16 @@ class Faults:
         self._start(leader)
 
     def hand_over(self, leader: Plane) -> None:
-        wait_for(lambda: (leader.leader() or {}).get("standbys"), "its successor is known")
-        leader.admin("POST", "/leader/hand-over", {})
+        wait_for(lambda: self._hands_over(leader), "it hands over")
         self._wait_taken_over()
+
+    def _hands_over(self, leader: Plane) -> bool:
+        """Not before it has heard of a successor that is well."""
+        self._begun_s = time.monotonic()
+        headers = {"authorization": f"Bearer {leader.token}"}
+        status, answer = call(f"127.0.0.1:{leader.port}", "POST", "/api/v1/leader/hand-over", {}, headers)
+        assert status == 202 or answer["error"]["code"] == "lone_control_plane", answer
+        return status == 202
 
     def end(self, leader: Plane) -> None:
         """SIGTERM."""
