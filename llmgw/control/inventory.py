@@ -71,6 +71,8 @@ class Inventory:
         self._observed_of = 0  # nodes
         self._by_name: list[tuple[NodeId, NodeEntry]] = []
         self._where: dict[ReplicaId, NodeId] = {}
+        # How long a node may be silent, since when, and how long before that.
+        self._lost_after_s = self._lost_after_changed_s = self._lost_before_s = 0.0
 
     # --- what comes in
 
@@ -350,6 +352,8 @@ class Inventory:
         `token` is this leader's, whose barrier makes a node known; None on a standby, to which any inventory does.
         """
         now_s = self._now_s()
+        if node_lost_after_s != self._lost_after_s:
+            self._lost_before_s, self._lost_after_s, self._lost_after_changed_s = self._lost_after_s, node_lost_after_s, now_s
         self._refusals = {key: value for key, value in self._refusals.items() if value[1] > now_s}
         nodes: list[ObservedNode] = []
         replicas: list[tuple[ObservedReplica, ...]] = []
@@ -358,7 +362,8 @@ class Inventory:
             unheard_s = now_s - entry.heard_s
             known = entry.known_token is not None if token is None else entry.known_token == token
             # After a change of role nobody is lost before the grace has passed: its session may still be on the way.
-            if unheard_s > (node_lost_after_s if known else max(grace_s, node_lost_after_s)):
+            lost_after_s = self._may_be_silent_s(entry)
+            if unheard_s > (lost_after_s if known else max(grace_s, lost_after_s)):
                 state = NodeState.LOST
             else:
                 state = NodeState.READY if known else NodeState.UNKNOWN
@@ -384,6 +389,11 @@ class Inventory:
         )
         refusals = tuple(Refusal(node, model, digest, text) for (node, model, digest), (text, _) in sorted(self._refusals.items()))
         return Observed(tuple(nodes), self._observed, closings, refusals, now_s)
+
+    def _may_be_silent_s(self, entry: NodeEntry) -> float:
+        """A shorter time counts from its change for whoever was silent in good faith then: its next sign of life was due later."""
+        silent_s = self._lost_after_changed_s - entry.heard_s
+        return max(self._lost_after_s, min(self._lost_before_s, silent_s + self._lost_after_s))
 
     def _sorted_nodes(self) -> list[tuple[NodeId, NodeEntry]]:
         if len(self._by_name) != len(self._nodes):

@@ -186,9 +186,7 @@ def test_the_commands_of_a_leader_that_was_frozen_are_refused_and_it_stands_by(s
         assert bucket.lease()["owner"] == view["owner"]
         other.admin("POST", f"/models/{SPARE}/scale", {"count": 1})
         wait_for(lambda: len(site.engines(SPARE)) == 1, "back to one")
-        pace(other, heartbeat_s=HEARTBEAT_S)
-        wait_for(lambda: all(node["heard_age_s"] < NODE_LOST_AFTER_S for node in other.admin("GET", "/nodes")["nodes"]), "they are heard")
-        pace(other, node_lost_after_s=NODE_LOST_AFTER_S)
+        pace(other, heartbeat_s=HEARTBEAT_S, node_lost_after_s=NODE_LOST_AFTER_S)
 
 
 def test_with_store_and_leader_gone_routing_goes_on_and_nothing_is_placed_until_the_store_is_back(

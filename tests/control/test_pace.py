@@ -69,6 +69,7 @@ def test_another_heartbeat_takes_effect_at_once_and_no_session_ends(before_s: fl
         assert beats.opened == [world.nodes["n1"].facts().id]
         assert len(world.ready("a")) == 1
         assert world.process_starts == 1
+        assert "node.lost" not in [event.kind for event in await world.store_events()]
 
     run_world(main, settings=Settings(reconcile=ReconcileSettings(heartbeat_s=before_s, node_lost_after_s=3 * before_s)))
 
