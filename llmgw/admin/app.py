@@ -41,6 +41,7 @@ from llmgw.admin.api import (
     routers,
     settings,
     status,
+    store,
     usage,
 )
 from llmgw.admin.auth import HOP, AdminAuth, FailureLimit, Principal, is_token
@@ -106,6 +107,7 @@ def make_app(
         *pause.routes(controller),
         *usage.routes(controller),
         *status.routes(controller, metrics, draining.is_set),
+        *store.routes(controller),
     ]
     table += openapi.routes(table)
     table += console.routes(sign_in, failures)  # pages for people: no part of the API

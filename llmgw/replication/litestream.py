@@ -47,7 +47,8 @@ log = structlog.get_logger("llmgw.replication")
 
 @attrs.frozen
 class Report:
-    """For metrics and status. `since_s` is on the machine's own clock, of the trouble; None while there is none."""
+    """For metrics and status, times on the machine's own clock. `since_s` is of the trouble, None while there is none; `success_s` is
+    when everything was last known to be in the bucket, None before the first time."""
 
     alive: bool
     restarts: int
@@ -56,6 +57,8 @@ class Report:
     trouble: str
     needs_repair: bool
     since_s: float | None
+    began_s: float
+    success_s: float | None
     program: str
     version: str
 
@@ -95,6 +98,8 @@ class Litestream:
         self._txid = self._replicated = 0
         self._trouble: Trouble | None = None
         self._since_s: float | None = None
+        self._began_s = machine.now_s()
+        self._success_s: float | None = None
         self._told: set[str] = set()
         self.child_pid: int | None = None
 
@@ -109,6 +114,8 @@ class Litestream:
             trouble="" if trouble is None else trouble.why,
             needs_repair=trouble is not None and trouble.needs_repair,
             since_s=self._since_s,
+            began_s=self._began_s,
+            success_s=self._success_s,
             program="" if self._program is None else str(self._program.path),
             version="" if self._program is None else self._program.version,
         )
@@ -252,6 +259,8 @@ class Litestream:
                     self._txid = max(self._txid, await self._socket.txid(self._folder.database))
                 if self._trouble is not None or self._txid > self._replicated:
                     await self.sync()
+                else:  # nothing was written since
+                    self._success_s = self._machine.now_s()
             except Unavailable as err:
                 log.debug("not uploaded yet", why=err.message)
             if self._trouble is not None and self._trouble.of_credentials:
@@ -303,7 +312,7 @@ class Litestream:
     def _works(self) -> None:
         if self._trouble is not None and self._since_s is not None:
             log.info("what is written reaches the replica again", after_s=round(self._machine.now_s() - self._since_s, 1))
-        self._trouble, self._since_s = None, None
+        self._trouble, self._since_s, self._success_s = None, None, self._machine.now_s()
         self._told.clear()
 
 

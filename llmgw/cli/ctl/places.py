@@ -127,10 +127,10 @@ def _machine(places: Places) -> tuple[str, Path]:
     if isinstance(table, dict):
         listen = table["admin_listen"] if isinstance(table.get("admin_listen"), str) else ""
         data_dir = table["data_dir"] if isinstance(table.get("data_dir"), str) else data_dir
-    return _reachable(listen), Path(data_dir) / "admin-token"
+    return reachable(listen), Path(data_dir) / "admin-token"
 
 
-def _reachable(listen: str) -> str:
+def reachable(listen: str) -> str:
     """The address to dial for one that is listened on: every address of a machine includes loopback."""
     try:
         where = parse_listen(listen) if listen else None
