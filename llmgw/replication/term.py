@@ -16,7 +16,7 @@ import apsw
 import attrs
 import trio
 
-from llmgw.domain.errors import LlmgwError, StaleEpoch, Unavailable
+from llmgw.domain.errors import LlmgwError, OutcomeUnknown, StaleEpoch, Unavailable
 from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.domain.ports import Machine
 from llmgw.protocol.waiting import wait_woken
@@ -125,8 +125,8 @@ class TermStore:
             await self._acknowledge()
         except (Unavailable, StaleEpoch) as err:
             failed = err
-            self.trouble = err.message
-            self._told(err.message)
+            self.trouble = _why(err)
+            self._told(self.trouble)
         else:
             await self._make_current(committed)
             self.trouble = ""
@@ -161,3 +161,9 @@ class TermStore:
     def close(self) -> None:
         with contextlib.suppress(LlmgwError):
             self.work.close()
+
+
+def _why(err: LlmgwError) -> str:
+    """For an operator: that an outcome is unknown is what its client is told; what keeps it so is the cause."""
+    cause = err.__cause__
+    return cause.message if isinstance(err, OutcomeUnknown) and isinstance(cause, LlmgwError) else err.message
