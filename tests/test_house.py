@@ -107,6 +107,7 @@ MAY_DO_IO = {
         "control_socket": "asks the child",
         "durable": "writes that wait share a turn",
         "restoring": "runs the program to its end",
+        "bases": "watches the lease; an upload while nobody leads",
         "cleaning": "asks on the loop whether to go on",
         "prefix_store": "requests to an object store",
         "programs": "asks the program for its version",

@@ -42,6 +42,7 @@ from llmgw.admin.api import (
     sessions,
     settings,
     status,
+    store,
     usage,
 )
 from llmgw.admin.auth import HOP, AdminAuth, FailureLimit, Principal, is_token, told_presented
@@ -114,6 +115,7 @@ def make_app(
         *pause.routes(controller),
         *usage.routes(controller),
         *status.routes(controller, metrics, draining.is_set),
+        *store.routes(controller),
     ]
     table += openapi.routes(table)
     table += joining.routes(controller)  # for machines that join, which have no token of this API

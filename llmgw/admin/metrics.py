@@ -16,6 +16,7 @@ from llmgw.control.controller import Controller
 from llmgw.domain.node import NodeState
 from llmgw.domain.replica import ReplicaState
 from llmgw.domain.settings_version import RolloutPhase
+from llmgw.store.copies import CopiedStore
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -83,8 +84,32 @@ class _Cluster(Collector):
         frozen = float(poller.row.phase is RolloutPhase.FROZEN)
         yield _gauge("llmgw_rollout_frozen", "1 while the roll-out of settings stands still because it failed.", {(): frozen})
         yield _gauge("llmgw_paused", "1 while somebody has paused the cluster.", {(): float(controller.paused() is not None)})
+        yield from _replica(controller)
         yield _counter("llmgw_plans", "Plans made since the start.", controller.reconciler.plans)
         yield _counter("llmgw_events_lost", "Events that could not be stored in time.", controller.events.dropped)
+
+
+def _replica(controller: Controller) -> Iterator[Any]:
+    """Of a replicated store; all 0 with another one."""
+    store, now_s = controller.store, controller.machine.now_s()
+    copied = store if isinstance(store, CopiedStore) else None
+    report = None if copied is None or not controller.leadership.is_leader else copied.replica_report
+    alive = report is not None and report.alive
+    yield _gauge("llmgw_replica_alive", "1 while this leader's Litestream runs; 0 on a standby.", {(): float(alive)})
+    lag = 0.0 if report is None else float(report.lag)
+    yield _gauge("llmgw_replica_lag_transactions", "Transactions of this leader that are not known to be in the replica.", {(): lag})
+    pending = 0.0 if copied is None else float(copied.pending)
+    yield _gauge("llmgw_replica_pending", "Writes of this leader that are stored and not known to be durable.", {(): pending})
+    age_s = 0.0 if report is None else now_s - (report.success_s if report.success_s is not None else report.began_s)
+    yield _gauge("llmgw_replica_success_age_seconds", "Since all of this leader's writes were known to be in the replica.", {(): age_s})
+    copy_age_s = None if copied is None else copied.age_s()
+    yield _gauge(
+        "llmgw_replica_copy_age_seconds",
+        "How old what this control plane reads of the store may be; left out where that is not known.",
+        {(): 0.0} if copied is None else {} if copy_age_s is None else {(): copy_age_s},
+    )
+    restarts = 0.0 if report is None else float(report.restarts)
+    yield _counter("llmgw_replica_restarts", "How often Litestream was started again in this term.", restarts)
 
 
 def _gauge(name: str, text: str, values: dict[tuple[str, ...], float], *labels: str) -> GaugeMetricFamily:

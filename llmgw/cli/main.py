@@ -31,6 +31,9 @@ COMMANDS: Final = {
     "check": ("llmgw.cli.check:check", "Tell every fault of a settings file."),
     "ctl": ("llmgw.cli.ctl.group:ctl", "Talk to a control plane: status, models, replicas, nodes, events."),
     "lease": ("llmgw.cli.lease:lease", "Let go of the lease of a control plane that died here."),
+    "backup": ("llmgw.cli.backup:backup", "One archive of the store, the settings file and the tokens."),
+    "restore": ("llmgw.cli.backup:restore", "Put the store of an archive in the place of what is there."),
+    "store": ("llmgw.cli.store:store", "The store itself: what is there, whether it is whole, and which copy is the base."),
     "version": ("llmgw.cli.version:version", "Print the build's version."),
 }
 

@@ -187,9 +187,10 @@ class Controller:
         self._policy_sinks: list[PolicySink] = []
         self._usage_sources: list[UsageSource] = []
         self._made: Made = {}
-        self._data_dir = candidacy.data_dir
+        self.data_dir = candidacy.data_dir
         self._disk_fine = True
-        self._outage = Outage()
+        self.outage = Outage()
+        self._store_trouble: tuple[str, float] | None = None  # why it takes no writes, and since when
         store.watch(self._wrote)
         self._store_news = trio.Event()  # replaced at each
         self._orders = 0
@@ -205,7 +206,7 @@ class Controller:
             candidacy,
             begin=store.lead,
             heard=lambda: self.inventory.heard_and_counted(self.settings.reconcile.node_lost_after_s),
-            outage=self._outage,
+            outage=self.outage,
         )
         self.events = EventLog(machine, self._append_events, self._epoch, self._may_write)
         self.nodes = Nodes(machine, store, self._epoch, self.events, self._changed, self._may_write)
@@ -554,11 +555,11 @@ class Controller:
                 try:
                     await self.reread()
                 except Unavailable as err:
-                    self._outage.failed(Part.READS, err.message, self.machine.now_s())
+                    self.outage.failed(Part.READS, err.message, self.machine.now_s())
                     continue
             elif not self.leadership.is_leader:
                 continue
-            self._outage.works(Part.READS, self.machine.now_s())  # a leader has read it all anew
+            self.outage.works(Part.READS, self.machine.now_s())  # a leader has read it all anew
 
     async def reread(self) -> None:
         """On a standby: everything that the leader may have changed, in force and shown here. Raises Unavailable."""
@@ -595,10 +596,16 @@ class Controller:
 
     def _wrote(self, trouble: str) -> None:
         """The store says what came of a write."""
+        now_s = self.machine.now_s()
         if trouble:
-            self._outage.failed(Part.STORE, trouble, self.machine.now_s())
-        else:
-            self._outage.works(Part.STORE, self.machine.now_s())
+            self._store_trouble = self._store_trouble or (trouble, now_s)
+            self.outage.failed(Part.STORE, trouble, now_s)
+            return
+        self.outage.works(Part.STORE, now_s)
+        if self._store_trouble is not None:
+            (why, since_s), self._store_trouble = self._store_trouble, None
+            # The history could not be written before.
+            self.events.record("store.refused", "store", f"the store took no writes for {now_s - since_s:.0f} s: {why}", Level.WARNING)
 
     async def _keep_house(self) -> None:
         while True:
@@ -676,12 +683,12 @@ class Controller:
         while True:
             if not self.leadership.may_write:
                 try:
-                    await self.machine.run_sync(lambda: self.machine.disk.write(self._data_dir / DISK_CHECK_FILE, b""))
+                    await self.machine.run_sync(lambda: self.machine.disk.write(self.data_dir / DISK_CHECK_FILE, b""))
                 except OSError as err:
-                    self._outage.failed(Part.DATA_DIR, words(err), self.machine.now_s())
+                    self.outage.failed(Part.DATA_DIR, words(err), self.machine.now_s())
                     self._disk_fine = False
                 else:
-                    self._outage.works(Part.DATA_DIR, self.machine.now_s())
+                    self.outage.works(Part.DATA_DIR, self.machine.now_s())
                     self._disk_fine = True
             await self.machine.sleep_until(self.machine.now_s() + DISK_CHECK_S)
 

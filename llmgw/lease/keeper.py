@@ -370,7 +370,7 @@ class LeaseKeeper:
             self._silent_to_writes |= of_write
             if self._silent_from_s is None:
                 self._silent_from_s = self._machine.now_s()
-                self._outage.failed(Part.LEASE, trouble.why, self._silent_from_s, event=LEASE_FAULT if trouble.fault else "")
+            self._outage.failed(Part.LEASE, trouble.why, self._silent_from_s, event=LEASE_FAULT if trouble.fault else "")
         elif self._silent_from_s is not None and (takes_writes or not self._silent_to_writes):
             self._outage.works(Part.LEASE, self._machine.now_s())
             self._silent_from_s, self._silent_to_writes = None, False

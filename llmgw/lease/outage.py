@@ -40,7 +40,7 @@ class Outage:
     """One for each control plane. `now_s` is the caller's clock, the same for all of them."""
 
     def __init__(self) -> None:
-        self._failing: set[Part] = set()
+        self._failing: dict[Part, str] = {}  # with why, as it was last met
         self._since_s = 0.0
 
     def failed(self, part: Part, why: str, now_s: float, *, event: str = "") -> None:
@@ -50,11 +50,15 @@ class Outage:
             log.warning(event or FIRST[part], why=why)
         elif part not in self._failing:
             log.debug("another part of the storage fails too", part=part.value, why=why)
-        self._failing.add(part)
+        self._failing[part] = why
+
+    def why(self, part: Part) -> str:
+        """What its last failure was; "" while it works."""
+        return self._failing.get(part, "")
 
     def works(self, part: Part, now_s: float) -> None:
         """`part` was tried and works. Told if it was the last that did not."""
         if part in self._failing:
-            self._failing.discard(part)
+            del self._failing[part]
             if not self._failing:
                 log.info(BACK, after_s=round(now_s - self._since_s, 1))

@@ -48,7 +48,8 @@ log = structlog.get_logger("llmgw.replication")
 
 @attrs.frozen
 class Report:
-    """For metrics and status. `since_s` is on the machine's own clock, of the trouble; None while there is none."""
+    """For metrics and status, times on the machine's own clock. `since_s` is of the trouble, None while there is none; `success_s` is
+    when everything was last known to be in the bucket, None before the first time."""
 
     alive: bool
     restarts: int
@@ -57,6 +58,8 @@ class Report:
     trouble: str
     needs_repair: bool
     since_s: float | None
+    began_s: float
+    success_s: float | None
     program: str
     version: str
 
@@ -97,6 +100,8 @@ class Litestream:
         self._trouble: Trouble | None = None
         self._since_s: float | None = None
         self._silent = False  # the last failure did not say why
+        self._began_s = machine.now_s()
+        self._success_s: float | None = None
         self._told: set[str] = set()
         self.child_pid: int | None = None
 
@@ -111,6 +116,8 @@ class Litestream:
             trouble="" if trouble is None else trouble.why,
             needs_repair=trouble is not None and trouble.needs_repair,
             since_s=self._since_s,
+            began_s=self._began_s,
+            success_s=self._success_s,
             program="" if self._program is None else str(self._program.path),
             version="" if self._program is None else self._program.version,
         )
@@ -256,6 +263,8 @@ class Litestream:
                     self._txid = max(self._txid, await self._socket.txid(self._folder.database))
                 if self._trouble is not None or self._txid > self._replicated:
                     await self.sync()
+                else:  # nothing was written since
+                    self._success_s = self._machine.now_s()
             except Unavailable as err:
                 log.debug("not uploaded yet", why=err.message)
             if self._silent:
@@ -323,6 +332,7 @@ class Litestream:
         if self._trouble is not None and self._since_s is not None:
             log.info("what is written reaches the replica again", after_s=round(self._machine.now_s() - self._since_s, 1))
         self._trouble, self._since_s, self._silent = None, None, False
+        self._success_s = self._machine.now_s()
         self._told.clear()
 
 

@@ -18,12 +18,13 @@ from llmgw.replication import prefixes
 from llmgw.replication.cleaning import clean_up
 from llmgw.replication.durable import Sync
 from llmgw.replication.folders import Folder, make_folder, remove_others
-from llmgw.replication.litestream import Litestream, Report
+from llmgw.replication.litestream import Litestream
 from llmgw.replication.prefix_store import PrefixStore
 from llmgw.replication.programs import Found, find
 from llmgw.replication.restoring import restore
 from llmgw.replication.seeding import copy_seed
 from llmgw.settings.object_place import ObjectPlace
+from llmgw.store.copies import ReplicaReport
 
 READING: Final = "reading"  # in the data directory: where a standby's copies are restored
 
@@ -49,7 +50,7 @@ class LitestreamReplica:
 
     async def check_unused(self) -> None:
         """For a bucket without a lease. Raises Invalid where it holds the copy of a store all the same; Unavailable."""
-        if there := await self._machine.run_sync(self._prefixes.prefixes):
+        if there := await self._machine.run_sync(self._prefixes.copies):
             raise Invalid(
                 f"{self._place} has no lease, and holds copies of a store all the same, the newest under {there[-1]}: the lease's record"
                 " was removed. `llmgw store adopt` makes one of them the base again",
@@ -116,6 +117,9 @@ class LitestreamReplica:
         await clean_up(self._machine, self._prefixes, base, confirmed)
 
     @property
-    def report(self) -> Report | None:
-        """How replicating fares; None where nothing was led yet."""
-        return None if self._keeper is None else self._keeper.report
+    def report(self) -> ReplicaReport | None:
+        if self._keeper is None:
+            return None
+        said = self._keeper.report
+        program = f"litestream {said.version}".strip()
+        return ReplicaReport(said.alive, said.restarts, said.lag, said.trouble, said.began_s, said.success_s, program)

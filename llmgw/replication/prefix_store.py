@@ -28,11 +28,12 @@ LEASE: Final = f"lease/{ROLE}.json"  # renewed every few seconds: when it was la
 
 @attrs.frozen
 class Seen:
-    """A prefix, its objects (names below the place), and when the newest of them was written (the store's clock)."""
+    """A prefix, its objects (names below the place) and their size, and when the newest was written (the store's clock)."""
 
     prefix: str
     names: tuple[str, ...]
     written: datetime
+    bytes: int = 0
 
 
 class StoreFailed(Unavailable):
@@ -54,11 +55,15 @@ class PrefixStore:
             return any(bool(batch) for batch in obstore.list(client, prefix=prefix, chunk_size=1))
 
     def prefixes(self) -> tuple[str, ...]:
-        """Those of epochs, in their order. Raises StoreFailed, Invalid."""
+        """Those of epochs, in their order; some stores list one for a while after its last object went. Raises StoreFailed, Invalid."""
         with self._opened() as client:
             found = obstore.list_with_delimiter(client, prefix=prefixes.PREFIXES)["common_prefixes"]
         parsed = sorted((name, prefix) for prefix in found if (name := prefixes.parse(prefix.strip("/"))) is not None)
         return tuple(prefix.strip("/") for _, prefix in parsed)
+
+    def copies(self) -> tuple[str, ...]:
+        """The prefixes under which something is. Raises StoreFailed, Invalid."""
+        return tuple(prefix for prefix in self.prefixes() if self.has(prefix))
 
     def look(self, prefix: str) -> Seen | None:
         """None where nothing is left. Raises StoreFailed, Invalid."""
@@ -66,7 +71,12 @@ class PrefixStore:
             found = [one for batch in obstore.list(client, prefix=prefix) for one in batch]
         if not found:
             return None
-        return Seen(prefix, tuple(sorted(one["path"] for one in found)), max(one["last_modified"] for one in found))
+        return Seen(
+            prefix,
+            tuple(sorted(one["path"] for one in found)),
+            max(one["last_modified"] for one in found),
+            sum(one["size"] for one in found),
+        )
 
     def now(self) -> datetime | None:
         """By the store's clock, seconds ago at most while somebody leads; None where there is no lease. Raises StoreFailed, Invalid."""

@@ -32,7 +32,7 @@ from llmgw.replication.rules import RULES, Rules, Step
 from llmgw.replication.term import TermStore
 from llmgw.store import meta
 from llmgw.store.connection import Claim, FileStore, Use
-from llmgw.store.copies import NAME_BYTES, RESTORED, SUFFIX, CopiedStore, Copy, News, Position, write_whole
+from llmgw.store.copies import NAME_BYTES, RESTORED, SUFFIX, CopiedStore, Copy, News, Position, ReplicaReport, write_whole
 from llmgw.store.settings import newest_version
 
 T = TypeVar("T")
@@ -40,6 +40,7 @@ P = ParamSpec("P")
 
 COPIES: Final = "copies"  # in the data directory
 FINAL_S_MAX: Final = 2.0  # for what a leader that leaves has not yet seen to be durable
+CATCH_UP_S: Final = 3.0  # chosen: two questions of a standby to its leader, each answered within NEWS_S_MAX, and the way there and back
 NEWS_S_MAX: Final = 1.0  # a standby's question is answered by then, with or without news
 log = structlog.get_logger("llmgw.replication")
 
@@ -75,6 +76,11 @@ class Replica(Protocol):
         """Removes prefixes that nobody needs any more."""
         ...
 
+    @property
+    def report(self) -> ReplicaReport | None:
+        """How replicating fares; None where nothing was led yet."""
+        ...
+
 
 class ReplicatedStore(CopiedStore):
     """Built by `begin`; `run` is to run for as long as it is used."""
@@ -90,6 +96,8 @@ class ReplicatedStore(CopiedStore):
         self._nursery: trio.Nursery | None = None
         self._term: TermStore | None = None
         self._keeping: _Keeping | None = None
+        self._told_of = 0  # a leader's answers to this standby
+        self._answered = trio.Event()  # replaced at each
         self._closed = False
 
     @classmethod
@@ -226,7 +234,7 @@ class ReplicatedStore(CopiedStore):
                 self._copy.as_of_s = self._machine.now_s()
 
         async def upload() -> None:
-            if fenced or term is None:
+            if fenced or term is None or not term.pending:
                 return
             with trio.move_on_after(FINAL_S_MAX):
                 try:
@@ -256,6 +264,10 @@ class ReplicatedStore(CopiedStore):
     def pending(self) -> int:
         """Writes of this term that are not known to be durable."""
         return 0 if self._term is None else self._term.pending
+
+    @property
+    def replica_report(self) -> ReplicaReport | None:
+        return self._replica.report
 
     def age_s(self) -> float | None:
         """How old what is read here may be; 0 on a leader, None for a copy that an earlier process left."""
@@ -290,7 +302,16 @@ class ReplicatedStore(CopiedStore):
             elif news.changes:
                 await self._copy.apply(news.changes, news.position)
             self._copy.as_of_s = self._machine.now_s()
+        self._told_of += 1
+        self._answered.set()
+        self._answered = trio.Event()
         return news.whole is not None or bool(news.changes)
+
+    async def catch_up(self) -> None:
+        # An answer that is on its way now may have been given before the call; the one after it was not.
+        wanted, until_s = self._told_of + 2, self._machine.now_s() + CATCH_UP_S
+        while self._term is None and self._told_of < wanted and await wait_woken(self._machine, self._answered, until_s):
+            pass
 
     async def restore_copy(self, base: str) -> None:
         """While nobody leads: what is published. Raises Invalid, Unavailable."""

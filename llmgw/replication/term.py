@@ -16,7 +16,7 @@ import apsw
 import attrs
 import trio
 
-from llmgw.domain.errors import LlmgwError, StaleEpoch, Unavailable
+from llmgw.domain.errors import LlmgwError, OutcomeUnknown, StaleEpoch, Unavailable
 from llmgw.domain.files import STORAGE_UNAVAILABLE
 from llmgw.domain.ports import Machine
 from llmgw.protocol.waiting import wait_woken
@@ -134,8 +134,8 @@ class TermStore:
             self._told(err.message)
         except Unavailable as err:
             failed = err
-            self.trouble = err.message
-            self._told(err.message)
+            self.trouble = _why(err)
+            self._told(self.trouble)
         else:
             await self._make_current(committed)
             failed = None
@@ -178,3 +178,9 @@ class TermStore:
 
 def _over() -> Unavailable:
     return Unavailable("this control plane does not lead any more; retry with the same key", code="outcome_unknown")
+
+
+def _why(err: LlmgwError) -> str:
+    """For an operator: that an outcome is unknown is what its client is told; what keeps it so is the cause."""
+    cause = err.__cause__
+    return cause.message if isinstance(err, OutcomeUnknown) and isinstance(cause, LlmgwError) else err.message

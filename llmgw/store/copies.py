@@ -48,6 +48,20 @@ class News:
     whole: bytes | None = attrs.field(default=None, repr=False)
 
 
+@attrs.frozen
+class ReplicaReport:
+    """How a leader's replicating fares, for metrics and status; times on the machine's own clock. `success_s` is when everything was
+    last known to be in the replica, None: not yet since `began_s`."""
+
+    alive: bool
+    restarts: int
+    lag: int  # transactions that are known here and not known to be in the replica
+    trouble: str
+    began_s: float
+    success_s: float | None
+    program: str
+
+
 class CopiedStore(Store):
     """A store that is read as a copy, which standbys follow."""
 
@@ -58,6 +72,20 @@ class CopiedStore(Store):
 
     async def news(self, position: Position) -> News:
         """On a leader, for a standby that has `position`; waits a moment for something new. Raises Unavailable where nobody leads here."""
+        raise NotImplementedError
+
+    async def catch_up(self) -> None:
+        """On a standby: returns once what is read here is at least what was durable at the call, or after CATCH_UP_S."""
+        raise NotImplementedError
+
+    @property
+    def pending(self) -> int:
+        """Writes of a leader that are not known to be durable."""
+        raise NotImplementedError
+
+    @property
+    def replica_report(self) -> ReplicaReport | None:
+        """How replicating fares; None on a control plane that has not led."""
         raise NotImplementedError
 
     async def follow(self, news: News) -> bool:
@@ -194,6 +222,31 @@ def copy_whole(source: str) -> Callable[[Path], None]:
                 into.close()
 
     return fill
+
+
+def copy_unit(connection: apsw.Connection, path: Path) -> None:
+    """A unit for `Store.read`: what stands in the database, of one instant, as a new file at `path` with nothing beside it, on the platter.
+
+    Writers go on meanwhile. Nothing is left at `path` where it fails.
+    """
+    with translated(str(path)):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE))
+        try:
+            into = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+            try:
+                with into.backup("main", connection, "main") as backup:
+                    backup.step(-1)
+                into.pragma("journal_mode", "delete")
+            finally:
+                into.close()
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except BaseException:  # re-raised: only the half-written file is taken away
+            _remove((path,))
+            raise
 
 
 async def _make(machine: Machine, folder: Path, fill: Callable[[Path], None] | None) -> FileStore:

@@ -6,18 +6,22 @@ import contextlib
 import resource
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVarTuple
+from typing import Final, TypeVar, TypeVarTuple
 
+import attrs
 import structlog
 import trio
 
 from llmgw.domain.errors import LlmgwError
+from llmgw.settings.schema import LogSettings
+from llmgw.wiring.logs import configure_logs
 
 # Of the open files that a process may have: for listening sockets, logs, files of state, polls of engines' load, sessions with control
 # planes and connections that are kept for the next request. Measured: a router that serves nobody has about 20.
 DESCRIPTORS_RESERVED: Final = 128
 CLIENTS_MIN: Final = 8  # where the limit is too low for all of this, somebody is served all the same
 log = structlog.get_logger("llmgw")
+T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
@@ -53,3 +57,12 @@ def allow_descriptors() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def run_command(work: Callable[[], Awaitable[T]]) -> T:
+    """What a command that is over soon does, under trio; of the log only what needs a person. Raises as `run_role` does."""
+    configure_logs(attrs.evolve(LogSettings(), level="warning"))
+    try:
+        return trio.run(work)
+    except* LlmgwError as group:
+        raise leaves(group)[0] from group

@@ -10,10 +10,12 @@ from pathlib import Path
 import trio
 
 from llmgw.domain.errors import Unavailable
-from llmgw.store.copies import copy_whole
+from llmgw.store.copies import ReplicaReport, copy_whole
 
 
 class FakeReplica:
+    report: ReplicaReport | None = None
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.silent = False

@@ -409,3 +409,28 @@ async def test_what_is_restored_at_a_start_has_an_age(planes, lease):
     await leads(one, lease)
     two = await planes("two")
     assert 0.0 <= two.age_s() < 60.0
+
+
+async def test_a_standby_that_catches_up_has_all_that_was_durable_before(planes, lease):
+    one, two = await planes("one"), await planes("two")
+    epoch = await leads(one, lease)
+    await two.follow(await one.news(two.position))
+
+    async def follow() -> None:
+        while True:
+            await two.follow(await one.news(two.position))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow)
+        for number in range(5):
+            await one.write(add, epoch, f"f{number}")
+            await two.catch_up()
+            assert await two.read(holds) == [f"f{before}" for before in range(number + 1)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_standby_that_hears_nobody_gives_up_catching_up(planes, lease, monkeypatch):
+    monkeypatch.setattr("llmgw.replication.replicated_store.CATCH_UP_S", 0.1)
+    one = await planes("one")
+    with trio.fail_after(5):
+        await one.catch_up()

@@ -19,7 +19,10 @@ from llmgw.admin.metrics import CONTENT_TYPE, Metrics
 from llmgw.admin.views import problems
 from llmgw.control.controller import Controller
 from llmgw.control.sessions import CLOCK_WRONG_S
+from llmgw.lease.outage import Part
+from llmgw.store.copies import CopiedStore
 
+COPY_OLD_S: Final = 90.0  # three times as long as the replica is left unread while nobody leads (reference D.5)
 ROUTERS_BACK_S: Final = 5.0  # chosen: after a start, routers that followed before are back by then
 PROBLEMS_MAX: Final = 100  # that are named; whoever has more looks at the lists
 
@@ -66,19 +69,41 @@ def own_problems(controller: Controller) -> list[str]:
     found = []
     if controller.store.trouble:
         found.append(f"the store takes no writes, and orders are refused: {controller.store.trouble}")
-    leads = controller.leadership
+    leads, why = controller.leadership, _lease_why(controller)
+    if isinstance(controller.store, CopiedStore):
+        found += _replica_problems(controller.store, leads.is_leader)
     if not leads.is_leader and not controller.peers.leader_address():
         found.append("no control plane is known to lead: nothing is placed, healed or changed")
     elif leads.is_leader and not leads.confirmed(controller.machine.now_s()):
-        found.append("the lease's store does not answer: what was asked for is kept up, and nothing can be changed")
+        found.append(f"the lease's store does not answer: what was asked for is kept up, and nothing can be changed{why}")
     elif not leads.is_leader and leads.store_silent:
-        found.append("the lease's store does not answer this standby: whoever leads goes on, and nothing can be changed")
+        found.append(f"the lease's store does not answer this standby: whoever leads goes on, and nothing can be changed{why}")
     if controller.rollouts.up_s >= ROUTERS_BACK_S and not (controller.routers.connected() or controller.settings.router.embedded):
         found.append("no router follows this control plane, which runs none itself (router.embedded is false)")
     found += settings_problems(controller)
     if controller.events.dropped:
         found.append(f"{controller.events.dropped} events could not be stored and were lost")
     return found
+
+
+def _lease_why(controller: Controller) -> str:
+    why = controller.outage.why(Part.LEASE)
+    return f" ({why})" if why else ""
+
+
+def _replica_problems(store: CopiedStore, leads: bool) -> list[str]:
+    """Of a store that is replicated: what keeps writes from the replica, and how far behind a standby is."""
+    if leads:
+        report = store.replica_report
+        if store.trouble or report is None or not report.trouble:
+            return []
+        return [f"what is written does not reach the replica, and writes are refused: {report.trouble}"]
+    age_s = store.age_s()
+    if age_s is None:
+        return ["this standby shows what an earlier process left of the store: neither a leader nor the replica has told it more"]
+    if age_s > COPY_OLD_S:
+        return [f"what this standby shows of the store is {age_s:.0f} s old: neither a leader nor the replica tells it more"]
+    return []
 
 
 def status_view(controller: Controller) -> dict[str, Any]:

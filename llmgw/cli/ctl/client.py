@@ -5,6 +5,9 @@ Uses no proxy from the environment: an admin token must not travel through one. 
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
 import http.client
 import json
 import os
@@ -12,7 +15,8 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import IO, Any, Final
 from urllib.parse import quote, urlencode
 
 import attrs
@@ -34,6 +38,7 @@ from llmgw.domain.errors import (
     Unavailable,
     UpstreamFailed,
 )
+from llmgw.domain.files import unusable
 
 CONNECT_S: Final = 5.0  # chosen: a machine that has not taken a connection by then will not
 ANSWER_S: Final = 30.0  # chosen: above every deadline of the API itself (a durable write, a forwarded one)
@@ -42,6 +47,7 @@ TRIES: Final = 3
 RETRY_WAIT_S: Final = (0.3, 1.0)  # between tries; a hand-over of leadership takes at most 1 s (testing.md 3)
 RETRY_AFTER_S_MAX: Final = 3.0  # a longer Retry-After is the person's to wait for
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024  # chosen: above any listing; what answers more is not our API
+PIECE: Final = 256 * 1024
 
 _KINDS: Final[Mapping[int, type[LlmgwError]]] = {
     400: Invalid,
@@ -154,6 +160,36 @@ class Client:
         finally:
             connection.close()
 
+    def download(self, path: str, into: Path) -> tuple[Mapping[str, str], str]:
+        """What is answered, as a new file (0600): its headers, and the SHA-256 of what came. Nothing is left of it where it fails.
+
+        Raises the error that the answer means, Unavailable when it breaks or is cut, and Invalid or Unavailable for the file.
+        """
+        connection = self._connect()
+        digest = hashlib.sha256()
+        try:
+            connection.request("GET", self._where(path, None), headers=self._headers("*/*"))
+            response = connection.getresponse()
+            if response.status >= 300:
+                raise self._error(response.status, response.read(BODY_BYTES_MAX), {n.lower(): v for n, v in response.getheaders()})
+            with _new_file(into) as file:
+                while piece := response.read(PIECE):
+                    digest.update(piece)
+                    file.write(piece)
+                if response.length:
+                    raise Unavailable(f"{self.target.server} cut its answer off", code="connection_broken")
+            return {name.lower(): value for name, value in response.getheaders()}, digest.hexdigest()
+        except TimeoutError as err:
+            raise TimedOut(f"{self.target.server} fell silent") from err
+        except OSError as err:
+            if err.filename is not None or err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
+                raise unusable(err, "the copy of the store", into) from err
+            raise Unavailable(f"the connection to {self.target.server} broke: {_reason(err)}", code="connection_broken") from err
+        except http.client.HTTPException as err:
+            raise Unavailable(f"the connection to {self.target.server} broke: {_reason(err)}", code="connection_broken") from err
+        finally:
+            connection.close()
+
     def _connect(self) -> http.client.HTTPConnection:
         if self.scheme == "https":
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -220,6 +256,17 @@ class Client:
         if issubclass(kind, Unavailable):
             return kind(message, retry_after_s=retry_after_s, code=code)
         return kind(message, code=code)
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+        try:
+            yield file
+        except BaseException:  # re-raised: only the half-written file is taken away
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
 
 
 def wait(seconds: float) -> None:

@@ -132,7 +132,7 @@ def _machine(places: Places) -> tuple[str, Path, str]:
 
     listen, data_dir = text("server", "admin_listen"), Path(text("server", "data_dir", str(places.machine_dir)))
     own, plain = text("tls", "certificate"), text("tls", "plain", "loopback")
-    server = _reachable(listen)
+    server = reachable(listen)
     if own or plain == "never" or (plain == "loopback" and _beyond_loopback(listen)):
         server = server.replace("http://", "https://", 1)
     beside = (data_dir / text("store", "path", "llmgw.db")).parent if "store" in file and not text("store", "replica") else data_dir
@@ -148,7 +148,7 @@ def _beyond_loopback(listen: str) -> bool:
         return False
 
 
-def _reachable(listen: str) -> str:
+def reachable(listen: str) -> str:
     """The address to dial for one that is listened on: every address of a machine includes loopback."""
     try:
         where = parse_listen(listen) if listen else None

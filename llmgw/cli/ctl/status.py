@@ -11,6 +11,7 @@ from llmgw.cli.ctl.output import Ctl, echo, json_text, key, shared, table, text
 from llmgw.cli.text import one_line
 from llmgw.domain.errors import EXIT_OK, EXIT_UNWELL
 
+OLD_S: Final = 3.0  # a standby that hears its leader is told at least every second
 ROWS_MAX: Final = 20  # models or nodes that are listed; of more their counts tell, and the lists have commands of their own
 
 
@@ -46,7 +47,10 @@ def status_lines(found: Mapping[str, Any], rows: Callable[[str], list[dict[str, 
         ("cluster", text(found.get("cluster_id"))),
         ("leader", _leader(found)),
         ("build", text(found.get("build"))),
-        ("store", ", ".join(part for part in (text(store.get("mode")), _labelled("durability", store.get("durability"))) if part)),
+        (
+            "store",
+            ", ".join(part for part in (text(store.get("mode")), _labelled("durability", store.get("durability")), _old(store)) if part),
+        ),
         ("settings", _settings(_map(found.get("settings")))),
         ("router", _router(router)),
         *((noun, _counts(found.get(noun))) for noun in ("models", "replicas", "nodes")),
@@ -150,6 +154,20 @@ def _settings(settings: Mapping[str, Any]) -> str:
     parts += [text(settings.get("rollout"))]
     parts += ["paused"] if settings.get("pause") else []
     return ", ".join(part for part in dict.fromkeys(parts) if part)
+
+
+def _store(store: Mapping[str, Any]) -> str:
+    return ", ".join(part for part in (text(store.get("mode")), _labelled("durability", store.get("durability")), _old(store)) if part)
+
+
+def _old(store: Mapping[str, Any]) -> str:
+    """How far behind a standby of a replicated store is, where that is worth a word."""
+    if store.get("mode") != "replicated":
+        return ""
+    age_s = store.get("age_s")
+    if not isinstance(age_s, int | float):
+        return "of an unknown age"
+    return f"{age_s:.0f} s old" if age_s > OLD_S else ""
 
 
 def _labelled(label: str, value: object) -> str:
