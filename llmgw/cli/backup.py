@@ -138,10 +138,16 @@ def own_target(settings: Settings) -> Target:
     from llmgw.cli.ctl.places import Target, reachable
     from llmgw.domain.errors import Invalid, Unauthenticated
     from llmgw.domain.files import reason
+    from llmgw.settings.address import parse_listen
+    from llmgw.wiring.identity_files import CA_CERTIFICATE, ca_folder
 
-    server = reachable(settings.server.admin_listen)
-    if settings.tls.certificate:  # its name is what the certificate has
-        server = settings.server.advertise.rstrip("/") or server.replace("http://", "https://", 1)
+    server, ca = reachable(settings.server.admin_listen), settings.tls.ca
+    if settings.tls.secures(loopback=parse_listen(settings.server.admin_listen).loopback):
+        server = server.replace("http://", "https://", 1)
+        if settings.tls.certificate:  # its name is what the certificate has
+            server = settings.server.advertise.rstrip("/") or server
+        else:
+            ca = str(ca_folder(settings) / CA_CERTIFICATE)
     file = settings.server.data_path / "admin-token"
     try:
         token = file.read_text(encoding="ascii").strip()
@@ -149,4 +155,4 @@ def own_target(settings: Settings) -> Target:
         raise Invalid(f"{file} holds no token", code="bad_token_file") from err
     except OSError as err:
         raise Unauthenticated(f"{file}, this machine's admin token, cannot be read: {reason(err)}", code="no_token") from err
-    return Target(server, token, settings.tls.ca)
+    return Target(server, token, ca)

@@ -37,6 +37,7 @@ from llmgw.store.connection import BUSY_TIMEOUT_MS, translated
 from llmgw.store.copies import copy_unit
 from llmgw.store.migrations import check_owner
 from llmgw.wiring.data_dir import claim
+from llmgw.wiring.identity_files import CA_CERTIFICATE, CA_KEY, ca_folder
 from llmgw.wiring.stores import PRIVATE_STORE
 
 NONE, FILE, REPLICATED = "none", "file", "replicated"
@@ -67,13 +68,15 @@ def store_file(settings: Settings) -> Path:
 
 
 def secret_files(settings: Settings) -> dict[str, Path]:
-    """What else of this machine is the cluster's, by its name in an archive. Where a cluster has a CA of its own, that goes here too."""
+    """What else of this machine is the cluster's, by its name in an archive: its tokens, and its CA where there is one."""
     data_dir = settings.server.data_path
     shared = store_file(settings).parent if mode_of(settings) == FILE else data_dir
     return {
         "admin-token": data_dir / "admin-token",
         "agent-token": shared / "agent-token",
         "control-token": shared / "control-token",
+        CA_KEY: ca_folder(settings) / CA_KEY,
+        CA_CERTIFICATE: ca_folder(settings) / CA_CERTIFICATE,
     }
 
 
@@ -89,7 +92,7 @@ async def take_backup(machine: Machine, loaded: Loaded, target: Path, *, secrets
         if loaded.path is not None:
             contents[SETTINGS] = _read(machine, loaded.path, "the settings file")
         for name, file in secret_files(settings).items() if secrets else ():
-            contents[f"{TOKENS}{name}"] = _read(machine, file, "a token's file")
+            contents[f"{TOKENS}{name}"] = _read(machine, file, "a secret's file")
         facts = _facts(found, fetched, machine.wall_s())
         return await machine.run_sync(lambda: write_archive(target, facts, {k: v for k, v in contents.items() if v is not None}))
 

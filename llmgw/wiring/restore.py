@@ -369,8 +369,9 @@ def _give_tokens(machine: Machine, settings: Settings, archive: Archive, *, repl
             if there is not None and not replace:
                 left.append(name)
                 continue
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             machine.disk.write(file, data)
         except OSError as err:
-            raise unusable(err, "a token's file", file) from err
+            raise unusable(err, "a secret's file", file) from err
         written.append(name)
     return tuple(written), tuple(left)

@@ -293,6 +293,8 @@ def test_a_control_plane_of_another_machine_joins_by_one_command_and_leads_when_
                 first.wait_output("a control plane stands by")
                 held = site.ctl("ctl", "hold", "add", "rack-1", "--reason", "x", url=url)
                 assert held.stdout == "facility rack-1: held (durability: replicated)\n", held.stderr
+                kept = llmgw("backup", str(tmp_path / "kept.tar"), "--config", str(other))
+                assert kept.returncode == 0, kept.stderr
                 first.kill()
                 second.wait_output("event=leading")
                 assert "rack-1" in site.ctl("ctl", "hold", "list", url=url).stdout

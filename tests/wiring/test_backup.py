@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import stat
 from pathlib import Path
 
 import apsw
@@ -19,6 +20,7 @@ from llmgw.lease.record import ROLE
 from llmgw.settings.load import Loaded, Role, load_file
 from llmgw.store.archive import STORE, Archive, write_archive
 from llmgw.wiring.backup import take_backup
+from llmgw.wiring.identity_files import ca_folder, ensure_authority
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.restore import restore_backup
 from llmgw.wiring.server import Running, run_control_plane
@@ -207,6 +209,22 @@ async def test_tokens_that_are_there_stay_unless_told(tmp_path):
     assert done.tokens_left == ("agent-token",)
     assert done.tokens == ("admin-token",)
     assert (tmp_path / "b" / "one" / "agent-token").read_text().startswith("of-my-own")
+
+
+async def test_the_ca_goes_with_it_and_is_only_its_owner_s_to_read(tmp_path):
+    loaded, other = loaded_of(tmp_path / "a", "file"), loaded_of(tmp_path / "b", "file")
+    async with running(loaded) as one:
+        folder = ca_folder(loaded.settings)
+        ensure_authority(RealMachine(), folder, one.controller.leadership.cluster_id)
+        await take(loaded, tmp_path / "a.tar")
+        await take(loaded, tmp_path / "bare.tar", secrets=False)
+    assert {"ca.key", "ca.pem"} <= set((await put_back(other, tmp_path / "a.tar")).tokens)
+    for name in ("ca.key", "ca.pem"):
+        restored = ca_folder(other.settings) / name
+        assert restored.read_bytes() == (folder / name).read_bytes()
+        assert stat.S_IMODE(restored.stat().st_mode) == 0o600
+    assert b"PRIVATE KEY" in (tmp_path / "a.tar").read_bytes()
+    assert b"PRIVATE KEY" not in (tmp_path / "bare.tar").read_bytes()
 
 
 async def test_without_secrets_no_token_is_in_it(tmp_path):
