@@ -31,7 +31,9 @@ def join(token_file: Path | None, config: Path, name: str | None, address: str |
 
 def _read(token_file: Path | None) -> str:
     if token_file is not None:
-        return token_file.read_text(encoding="utf-8", errors="replace")[:TOKEN_READ_MAX]
+        from llmgw.cli.ctl.files import read_bytes
+
+        return read_bytes(token_file, TOKEN_READ_MAX, ": that is no join token").decode("utf-8", "replace")
     if sys.stdin.isatty():
         return str(click.prompt("Join token", hide_input=True))
     return sys.stdin.read(TOKEN_READ_MAX)

@@ -1082,6 +1082,7 @@ def _read(view: LeaseView, now_s: float) -> tuple[LeaseView, Action]:
 
 def _acquisition(view: LeaseView, expected: LeaseRecord | None, tenure: str, write_id: str) -> LeaseRecord:
     me = view.me
+    known = expected or view.held  # a holder whose record was removed knows what it has published
     return LeaseRecord(
         cluster_id=me.cluster_id or (expected.cluster_id if expected is not None else me.cluster_id),
         epoch=view.rules.next_epoch(expected, view.floor),
@@ -1091,8 +1092,8 @@ def _acquisition(view: LeaseView, expected: LeaseRecord | None, tenure: str, wri
         boot_id=me.boot_id,
         seq=1 if expected is None else expected.seq + 1,
         ttl_s=view.timings.ttl_s,
-        base="" if expected is None else expected.base,  # until we publish our own, this stays where the next one restores from
-        settings_version=0 if expected is None else expected.settings_version,
+        base="" if known is None else known.base,  # until we publish our own, this stays where the next one restores from
+        settings_version=0 if known is None else known.settings_version,
         addr=me.addr,
         build=me.build,
         schema=me.schema,

@@ -186,7 +186,7 @@ class ReplicatedStore(CopiedStore):
         async def restore() -> None:
             await self._replica.restore(claim.base, path, claim.progress)
             work = keeping.work = await FileStore.open(path, self._machine.run_sync, Use.WORKING)
-            await _check(work, claim)
+            await _check(work, claim, await newest_version(self), self._place)
             await work.claim_epoch(claim.epoch, claim.owner)
             if (await meta.load(work)).cluster_id is None:
                 await meta.ensure_cluster_id(work, claim.epoch, claim.cluster_id)
@@ -411,14 +411,21 @@ async def _restored(machine: Machine, replica: Replica, base: str, folder: Path)
     return take
 
 
-async def _check(work: FileStore, claim: Claim) -> None:
-    """Is it what the lease speaks of? Raises Invalid, Unavailable."""
+async def _check(work: FileStore, claim: Claim, read_version: int, place: str) -> None:
+    """Is it what the lease speaks of, and where it speaks of nothing, no less than what was read here? Raises Invalid, Unavailable."""
     found = (await meta.load(work)).cluster_id
     if found is not None and found != claim.cluster_id:
         raise Invalid(
             f"the store is of cluster {found}, and the lease of {claim.cluster_id}: they do not belong together", code="foreign_cluster"
         )
-    if (version := await newest_version(work)) < claim.settings_version:
+    version = await newest_version(work)
+    if not claim.base and version < read_version:  # to begin with it would take every model and key from the cluster
+        raise Invalid(
+            f"the lease of {place} names no store to begin with, and this control plane has read one, with version {read_version} of"
+            " the settings: the lease's record was removed, or [store] replica names another place than it did",
+            code="base_gone",
+        )
+    if version < claim.settings_version:
         raise Unavailable(
             f"{claim.base} holds version {version} of the settings, and the last leader has kept version {claim.settings_version} there:"
             " the object store does not show what it has acknowledged",

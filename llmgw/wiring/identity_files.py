@@ -18,6 +18,7 @@ import structlog
 from llmgw.domain.errors import Invalid
 from llmgw.domain.files import unusable
 from llmgw.domain.identity import MachineIdentity, MachineRole
+from llmgw.domain.ids import ClusterId
 from llmgw.domain.ports import Machine
 from llmgw.identity import ca as authorities
 from llmgw.identity import certificates
@@ -27,6 +28,7 @@ from llmgw.identity.trust import Trust
 from llmgw.settings.schema import Settings
 from llmgw.wiring.tokens import write_once
 
+JOINED_FILE: Final = "joined"  # in a control plane's data directory
 CA_FOLDER: Final = "ca"
 CA_KEY: Final = "ca.key"
 CA_CERTIFICATE: Final = "ca.pem"
@@ -43,6 +45,17 @@ def ca_folder(settings: Settings) -> Path:
     path = settings.store_path
     replicated = settings.store is not None and bool(settings.store.replica)
     return (settings.server.data_path if path is None or replicated else path.parent) / CA_FOLDER
+
+
+def mark_joined(machine: Machine, data_dir: Path, cluster: str) -> None:
+    """This machine's control plane is one of a cluster that others have begun. Blocking. Raises OSError."""
+    machine.disk.write(data_dir / JOINED_FILE, cluster.encode())
+
+
+def joined_cluster(machine: Machine, data_dir: Path) -> ClusterId | None:
+    """The cluster that this machine's control plane has joined; None where it began one, or was not told. Blocking."""
+    data = machine.disk.read(data_dir / JOINED_FILE)
+    return ClusterId(data.decode("ascii", "replace").strip()) if data else None
 
 
 def load_authority(machine: Machine, folder: Path) -> Authority | None:

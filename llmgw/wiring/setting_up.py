@@ -25,7 +25,17 @@ from llmgw.identity.join_tokens import JoinToken
 from llmgw.settings.file_edit import with_keys
 from llmgw.settings.load import Loaded, Role, load_bytes, load_file
 from llmgw.wiring.dialling import identity_folder
-from llmgw.wiring.identity_files import CA_FOLDER, CA_KEY, ca_folder, ensure_authority, load_authority, load_held, save_authority, save_held
+from llmgw.wiring.identity_files import (
+    CA_FOLDER,
+    CA_KEY,
+    ca_folder,
+    ensure_authority,
+    load_authority,
+    load_held,
+    mark_joined,
+    save_authority,
+    save_held,
+)
 from llmgw.wiring.joining import join
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.tokens import TOKEN_BYTES, ensure_token
@@ -182,6 +192,7 @@ def join_by(token: JoinToken, config: Path, name: str, address: str, data_dir: P
         joined = join(token, called, [one for one in own if address_fault(one) is None], others)
         if role is MachineRole.SERVER:
             save_authority(machine, folder / CA_FOLDER, joined.ca_key_pem, joined.ca_pem)
+            mark_joined(machine, folder, joined.cluster)
         save_held(machine, identity_folder(folder), joined.key_pem, joined.certificate_pem, joined.ca_pem)
     after = amended(text, role, called, folder, address, joined.control_planes, loaded, others, joined.store)
     said = [f"joined cluster {joined.cluster} as {role.value} {called}; its certificate is in {identity_folder(folder)}"]

@@ -15,10 +15,11 @@ from typing import Final, TypeVar
 
 import attrs
 import structlog
+import trio
 
 from llmgw import __version__
 from llmgw.control.leadership import Candidacy
-from llmgw.domain.errors import StaleEpoch, Unavailable
+from llmgw.domain.errors import Invalid, LlmgwError, StaleEpoch, Unavailable
 from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.domain.ports import Machine
 from llmgw.lease.file import LEASE_FILE, LOCK_FILE, FileLeases, FileLock, boot_id
@@ -33,10 +34,12 @@ from llmgw.settings.object_place import ObjectPlace
 from llmgw.settings.schema import LeaseSettings, Settings
 from llmgw.store import meta, migrations
 from llmgw.store.connection import FileStore, Store, StoreBusy
+from llmgw.wiring.identity_files import joined_cluster
 
 PRIVATE_STORE: Final = "state.db"  # without [store]: nodes, events and holds of this control plane alone
 CLUSTER_ROLE: Final = "cluster"  # a record that is written once, for its cluster id: of two first starts both read the same
 CLUSTER_ID_BYTES: Final = 8
+LOOK_S_MAX: Final = 5.0  # a start that has something to show waits no longer for an object store
 ASK_AGAIN_S: Final = 2.0  # an object store that does not answer yet
 log = structlog.get_logger("llmgw.server")
 
@@ -153,39 +156,90 @@ async def _replicated(
     await machine.run_sync(replica.check_program)
     await machine.run_sync(place.read_credentials)
     leases = ObjectLeases(machine, place, LeaseTimings.of(lease.ttl_s, lease.renew_s, lease.poll_s))
+    read = partial(ReplicatedStore.begin, machine, replica, data_dir, str(place))
     waiting = _Waiting(machine, place)
-    await waiting.until(leases.check)
-    record = await waiting.until(partial(leases.read, ROLE))
-    if record is None:
+    known, found = await _cluster_read_last(read, data_dir), _Found()
+    if known is not None:  # what was read last is better than to wait
+        with trio.move_on_after(LOOK_S_MAX):
+            found = await _look(leases)
+        if not found.answered:
+            log.warning("the object store cannot be used yet; what was read last is shown", place=str(place), why=found.why)
+    else:
+        await waiting.until(leases.check)
+        found = _Found(True, await waiting.until(partial(leases.read, ROLE)))
+    record = found.record
+    member = known or await machine.run_sync(lambda: joined_cluster(machine, data_dir))
+    if record is not None and member not in (None, record.cluster_id):
+        raise Invalid(
+            f"store.replica: the lease at {place} is of cluster {record.cluster_id}, and this control plane is one of {member}",
+            param="store.replica",
+            code="foreign_cluster",
+        )
+    if record is not None:
+        cluster_id = record.cluster_id
+    elif not found.answered:
+        assert known is not None, "else it was waited for"
+        cluster_id = known
+    else:
+        if member is not None:
+            # To begin here would take every model and key from the cluster.
+            raise Invalid(
+                f"store.replica: this control plane is one of cluster {member}, of which nothing is at {place}: is that where the other"
+                " control planes have their store? (`llmgw store adopt`, where its lease was removed)",
+                param="store.replica",
+            )
         await waiting.until(replica.check_unused)
         of_seed = await machine.run_sync(replica.seed_cluster_id)
         cluster_id = await waiting.until(partial(_reserve, machine, leases, of_seed or fresh))
-    else:
-        cluster_id = record.cluster_id
     base = "" if record is None else record.base
-
-    async def read_base() -> ReplicatedStore:
-        return await ReplicatedStore.begin(machine, replica, data_dir, str(place), base)
-
-    if has_copy(data_dir):  # what was read last is better than to wait
+    if known is None:
+        store = await waiting.until(partial(read, base))
+    else:
         try:
-            store = await read_base()
+            store = await read(base)
         except Unavailable as err:
             log.warning("the replica cannot be read yet; what was read last is shown", why=err.message)
-            store = await ReplicatedStore.begin(machine, replica, data_dir, str(place), "")
-    else:
-        store = await waiting.until(read_base)
+            store = await read("")
     held.callback(store.close)
     epoch = (await meta.load(store)).epoch
+    is_new = found.answered and record is None
 
     async def compete(owner: OwnerId, address: str, lease: LeaseSettings) -> Candidacy:
         timings = LeaseTimings.of(lease.ttl_s, lease.renew_s, lease.poll_s)
-        me = Candidate(
-            cluster_id, owner, boot_id(), address, __version__, migrations.SCHEMA, one_machine=False, store_is_new=record is None
-        )
+        me = Candidate(cluster_id, owner, boot_id(), address, __version__, migrations.SCHEMA, one_machine=False, store_is_new=is_new)
         return Candidacy(me, ObjectLeases(machine, place, timings), data_dir, timings=timings, place=place.address, known_epoch=epoch)
 
     return OpenStore(store, cluster_id, data_dir, False, compete, store.run)
+
+
+@attrs.frozen
+class _Found:
+    """What the object store says of the lease, and why it says nothing."""
+
+    answered: bool = False
+    record: LeaseRecord | None = None
+    why: str = "it did not answer in time"
+
+
+async def _look(leases: ObjectLeases) -> _Found:
+    try:
+        await leases.check()
+        return _Found(True, await leases.read(ROLE))
+    except (Unavailable, Unknown) as err:
+        return _Found(why=str(err))
+
+
+async def _cluster_read_last(read: Callable[[str], Awaitable[ReplicatedStore]], data_dir: Path) -> ClusterId | None:
+    """Of the copy that an earlier process has left; None without one."""
+    if not has_copy(data_dir):
+        return None
+    with contextlib.suppress(LlmgwError):  # one that cannot be read is none
+        store = await read("")
+        try:
+            return (await meta.load(store)).cluster_id
+        finally:
+            store.close()
+    return None
 
 
 class _Waiting:

@@ -147,6 +147,13 @@ def test_a_mistyped_command_names_the_nearest(run: Run):
     assert "Did you mean model?" in run("ctl", "modl", "list").err
 
 
+def test_a_token_file_that_cannot_be_read_is_told_in_words(run: Run, tmp_path: Path):
+    ran = run("join", "--token-file", str(tmp_path / "none"))
+    assert (ran.code, ran.err) == (4, f"llmgw: there is no file {tmp_path / 'none'}\n")
+    ran = run("join", "--token-file", str(tmp_path))
+    assert (ran.code, ran.err) == (3, f"llmgw: {tmp_path} cannot be read: Is a directory\n")
+
+
 # --- check ---
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import attrs
 import obstore
 import pytest
 import trio
@@ -18,6 +19,8 @@ from llmgw.domain.errors import Invalid
 from llmgw.lease.bucket import open_bucket
 from llmgw.settings.load import Loaded, Role, load_bytes
 from llmgw.settings.object_place import ObjectPlace
+from llmgw.wiring import stores
+from llmgw.wiring.identity_files import mark_joined
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.server import CONTROL_TOKEN_FILE, Running, run_control_plane
 from llmgw.wiring.stores import open_store
@@ -146,6 +149,58 @@ async def test_a_bucket_that_lost_its_lease_and_has_data_is_refused_with_what_he
     await trio.to_thread.run_sync(obstore.delete, client, ["lease/control-plane.json"])
     with ExitStack() as held, pytest.raises(Invalid, match="store adopt"):
         await open_store(RealMachine(), loaded(tmp_path, place, "one").settings, held)
+
+
+async def test_a_control_plane_that_knows_a_cluster_begins_none_at_a_place_where_that_is_not(tmp_path: Path, place: ObjectPlace):
+    """A mistyped prefix: it would lead an empty store, and have the agents stop every engine."""
+    async with planes(tmp_path, place, "one"):
+        pass
+    elsewhere = attrs.evolve(place, prefix=f"{place.prefix}x")
+    with ExitStack() as held, pytest.raises(Invalid, match=r"is one of cluster c-.*, of which nothing is at"):
+        await open_store(RealMachine(), loaded(tmp_path, elsewhere, "one").settings, held)
+    fresh = loaded(tmp_path, elsewhere, "two").settings
+    mark_joined(RealMachine(), fresh.server.data_path, "c-ours")
+    with ExitStack() as held, pytest.raises(Invalid, match=r"is one of cluster c-ours, of which nothing is at"):
+        await open_store(RealMachine(), fresh, held)
+    with ExitStack() as held, pytest.raises(Invalid, match=r"the lease at .* is of cluster c-.*, and this control plane is one of c-ours"):
+        await open_store(RealMachine(), loaded(tmp_path, place, "two").settings, held)
+    client = open_bucket(attrs.evolve(place, prefix=elsewhere.prefix.replace(" ", "-")), "", timedelta(seconds=5))
+    there = await trio.to_thread.run_sync(lambda: [one["path"] for batch in obstore.list(client) for one in batch])
+    assert [name for name in there if "probe" not in name] == []
+
+
+async def test_a_leader_whose_lease_was_removed_goes_on_with_its_store(tmp_path: Path, place: ObjectPlace):
+    async with planes(tmp_path, place, "one", "two") as (leader, standby):
+        assert (await ask(leader, "PUT", "/api/v1/models/m", MODEL, **{"If-None-Match": "*"}))[0] == 201
+        plain = attrs.evolve(place, prefix=place.prefix.replace(" ", "-"))
+        client = open_bucket(plain, "", timedelta(seconds=5))
+        epoch = leader.controller.leadership.epoch
+        await trio.to_thread.run_sync(obstore.delete, client, ["lease/control-plane.json"])
+        await until(lambda: leader.controller.leadership.epoch > epoch and leader.controller.leadership.is_leader, "it has taken it anew")
+        for one in (leader, standby):
+            assert [model.name for model in one.controller.live.current.models] == ["m"]
+        assert leader.controller.leadership.record is not None
+        assert leader.controller.leadership.record.base
+
+
+async def test_a_start_without_the_object_store_shows_what_was_read_last(
+    tmp_path: Path, place: ObjectPlace, seaweed_server: Seaweed, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stores, "LOOK_S_MAX", 0.5)
+    async with planes(tmp_path, place, "one") as (leader,):
+        assert (await ask(leader, "PUT", "/api/v1/models/m", MODEL, **{"If-None-Match": "*"}))[0] == 201
+    seaweed_server.freeze()
+    try:
+        async with planes(tmp_path, place, "one") as (again,):
+            assert not again.controller.leadership.is_leader
+            status, body = await ask(again, "GET", "/api/v1/models")
+            assert (status, [model["name"] for model in body["models"]]) == (200, ["m"])
+            store = (await ask(again, "GET", "/api/v1/status"))[1]["store"]
+            assert store["age_s"] is None
+            seaweed_server.thaw()
+            await until(lambda: again.controller.leadership.is_leader, "it leads once the store answers")
+    finally:
+        seaweed_server.thaw()
 
 
 async def test_an_object_store_that_is_silent_at_the_start_is_waited_for_and_told_once(

@@ -434,3 +434,20 @@ async def test_a_standby_that_hears_nobody_gives_up_catching_up(planes, lease, m
     one = await planes("one")
     with trio.fail_after(5):
         await one.catch_up()
+
+
+async def test_nobody_begins_with_nothing_who_has_read_a_store(planes, lease):
+    """The lease's record was removed, or the file names another bucket: else the cluster would lose every model and key."""
+    one, two = await planes("one"), await planes("two")
+    epoch = await leads(one, lease)
+    await settings.write_version(one, epoch, 0, "a = 1", "me", "")
+    await two.follow(await one.news(two.position))
+    published, lease.base, lease.settings_version = lease.base, "", 0
+    for store in (one, two):
+        with pytest.raises(Invalid, match="names no store to begin with, and this control plane has read one, with version 1 of"):
+            await leads(store, lease)
+        assert await settings.newest_version(store) == 1
+        assert lease.base == ""
+    lease.base = published  # a person has put it back
+    await leads(two, lease)
+    assert await settings.newest_version(two) == 1
