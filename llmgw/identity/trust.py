@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from llmgw.domain.errors import Invalid
 from llmgw.domain.files import words
 from llmgw.domain.identity import MachineRole, Presented, parse_uri, plain_serial
+from llmgw.identity.ca import key_hash
 
 _NOT_OURS: Final = "was made by another CA than this cluster's"
 # What OpenSSL says of a certificate, in ours: its own words name neither whose it is nor what helps.
@@ -119,8 +122,11 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-def presented(certificate: Mapping[str, Any] | None) -> Presented | None:
-    """Whose a peer's certificate is, as `getpeercert()` tells it after TLS has checked it. None: it showed none of a machine's."""
+def presented(certificate: Mapping[str, Any] | None, der: bytes | None = None) -> Presented | None:
+    """Whose a peer's certificate is, as `getpeercert()` tells it after TLS has checked it. None: it showed none of a machine's.
+
+    `der` is the same one whole, for its key.
+    """
     if not certificate:
         return None
     found = [one for kind, text in certificate.get("subjectAltName", ()) if kind == "URI" and (one := parse_uri(text)) is not None]
@@ -131,7 +137,13 @@ def presented(certificate: Mapping[str, Any] | None) -> Presented | None:
         plain_serial(str(certificate.get("serialNumber", ""))),
         _time(certificate.get("notBefore")),
         _time(certificate.get("notAfter")),
+        _key(der) if der else "",
     )
+
+
+def _key(der: bytes) -> str:
+    key = x509.load_der_x509_certificate(der).public_key()
+    return key_hash(key) if isinstance(key, ec.EllipticCurvePublicKey) else ""  # our CA makes certificates for no others
 
 
 def _time(text: object) -> float:
