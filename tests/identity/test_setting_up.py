@@ -153,6 +153,33 @@ def test_an_agent_and_a_router_on_other_machines_join_by_one_command_and_leave_b
             assert secret not in server.output + agent.output
 
 
+def test_a_join_that_cannot_write_its_files_shows_its_token_to_nobody_and_one_that_broke_off_is_resumed(site: Site):
+    folder = site.folder
+    with program(["server", "--config", str(site.config)], folder, "server") as server:
+        site.serves(server)
+        token = site.added("node", "add", "gpu-1")
+        (folder / "file").write_text("")
+        for config, data_dir in ((folder / "file" / "x.toml", folder / "agent"), (folder / "x.toml", folder / "file" / "agent")):
+            refused = llmgw("join", "--config", str(config), "--data-dir", str(data_dir), stdin=token)
+            assert (refused.returncode, "cannot be used" in refused.stderr, refused.stderr.count("\n")) == (3, True, 1), refused.stderr
+        assert site.rows("node", "list", noun="machines")["gpu-1"]["state"] == "invited"
+        config, data_dir = folder / "agent.toml", folder / "agent"
+        config.write_text("# mine\n")
+        kept = folder / "agent.toml.before-join"
+        kept.mkdir()  # what is written last fails, after the token was used
+        broken = llmgw("join", "--config", str(config), "--data-dir", str(data_dir), stdin=token)
+        assert broken.returncode == 3, broken.stderr
+        assert site.rows("node", "list", noun="machines")["gpu-1"]["state"] == "valid"
+        assert config.read_text() == "# mine\n"
+        kept.rmdir()
+        again = llmgw("join", "--config", str(config), "--data-dir", str(data_dir), stdin=token)
+        assert again.returncode == 0, again.stderr
+        assert tomllib.loads(config.read_text())["agent"]["name"] == "gpu-1"
+        assert not list((data_dir / "identity").glob("joining-*"))
+        twice = llmgw("join", "--config", str(config), "--data-dir", str(data_dir), stdin=token)
+        assert (twice.returncode, "has joined already" in twice.stderr) == (4, True)
+
+
 def test_a_control_plane_of_another_machine_needs_a_replicated_store_and_that_is_said(site: Site):
     with program(["server", "--config", str(site.config)], site.folder, "server") as server:
         site.serves(server)
