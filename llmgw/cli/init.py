@@ -45,7 +45,9 @@ def init(config: Path, role: str | None, yes: bool, new_admin_token: bool, **giv
     there = config.exists()
     if there and asked:
         raise click.UsageError(f"{config} is there and is not overwritten; edit it, and leave out {_options(asked)}")
-    if not there and not yes and sys.stdin.isatty() and sys.stdout.isatty():
+    if not there and not yes:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise click.UsageError("nothing was written: there is no terminal to ask on, so say --yes")
         _ask(asked)
     _tell(setting_up.set_up(config, setting_up.Wanted(**asked)))
 

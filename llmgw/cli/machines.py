@@ -132,8 +132,12 @@ def _ended(certificates: int) -> str:
 
 
 def _confirm(question: str, yes: bool) -> None:
-    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        click.confirm(question, abort=True)
+    """Raises UsageError where nobody can be asked: a script says that it means it."""
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("nothing was changed: there is no terminal to ask on, so say --yes")
+    click.confirm(question, abort=True)
 
 
 def command_for(token: str) -> str:

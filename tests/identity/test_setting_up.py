@@ -101,6 +101,16 @@ def test_init_makes_a_file_that_checks_a_ca_and_a_token_and_changes_nothing_when
     assert token.read_text().strip() not in site.said + again.stdout
 
 
+def test_without_a_terminal_nothing_is_written_or_removed_unless_yes_is_said(tmp_path: Path):
+    config = tmp_path / "x.toml"
+    refused = llmgw("init", "--config", str(config), "--data-dir", str(tmp_path / "x"))
+    assert (refused.returncode, "say --yes" in refused.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+    for noun in ("node", "router", "server"):  # before anybody is asked: nothing listens at that address
+        refused = llmgw(noun, "rm", "a", "--server", "http://127.0.0.1:1", LLMGW_TOKEN="t")
+        assert (refused.returncode, "say --yes" in refused.stderr) == (2, True), refused.stderr
+
+
 def test_an_agent_and_a_router_on_other_machines_join_by_one_command_and_leave_by_one(site: Site):
     folder = site.folder
     with program(["server", "--config", str(site.config)], folder, "server") as server:
