@@ -159,6 +159,13 @@ def test_an_agent_and_a_router_on_other_machines_join_by_one_command_and_leave_b
             assert back.returncode == 0, back.stderr
             with program(["agent", "--config", str(agent_file)], folder, "agent-2"):
                 wait_for(lambda: site.rows("ctl", "node", "list", noun="nodes").get("gpu-1", {}).get("state") == "ready", "it is back")
+        # One that was only invited is taken back by the same command, and its token with it.
+        invited = site.added("node", "add", "gpu-2")
+        gone = site.ctl("node", "rm", "gpu-2", "--yes")
+        assert gone.stdout == "node gpu-2: removed (1 join token revoked)\n", gone.stderr
+        late = llmgw("join", "--config", str(folder / "y.toml"), "--data-dir", str(folder / "y"), stdin=invited)
+        assert (late.returncode, "was revoked" in late.stderr) == (5, True)
+        assert site.ctl("node", "rm", "gpu-2", "--yes").returncode == 4
         for secret in (token, site.token, "PRIVATE"):
             assert secret not in server.output + agent.output
 
