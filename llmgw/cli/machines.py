@@ -49,6 +49,8 @@ def add_commands(group: click.Group, role: str, title: str) -> None:
             return
         until = when(body.get("expires_at"))
         click.echo(f"llmgw: run this on the new machine, once, until {until}; whoever has it may join:", err=True)
+        if role == "server":
+            click.echo("llmgw: with `--address HOST` behind it, the name or address by which the others reach that machine", err=True)
         echo(command_for(str(body.get("token", ""))))
 
     @group.command("list", help=f"Which machines have joined as {title}, and which may.")

@@ -9,9 +9,11 @@ import contextlib
 import os
 import pwd
 import socket
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import attrs
 import tomli_w
@@ -22,6 +24,7 @@ from llmgw.domain.identity import MachineRole
 from llmgw.domain.ports import Machine
 from llmgw.identity.ca import address_fault, make_key
 from llmgw.identity.join_tokens import JoinToken, hash_secret, token_id
+from llmgw.settings.address import TcpAddress, parse_listen
 from llmgw.settings.file_edit import with_keys
 from llmgw.settings.load import Loaded, Role, load_bytes, load_file
 from llmgw.wiring.dialling import identity_folder
@@ -38,6 +41,7 @@ FOLDER_MODE: Final = 0o700
 SERVICE_USER: Final = "llmgw"  # of the package's units
 FOLDERS: Final = {"server": "/var/lib/llmgw", "router": "/var/lib/llmgw-router", "agent": "/var/lib/llmgw-agent"}
 PENDING: Final = "joining-{}.pem"  # the key by which a machine joins, until it has; by the token's id
+ADMIN_PORT: Final = 8081  # of `[server] admin_listen`, where a file says nothing else
 KEPT_AS: Final = ".before-join"
 _LOCAL_PLANES: Final = (("http://127.0.0.1:8081",), ())  # of a file that names no other machine yet
 
@@ -166,6 +170,11 @@ def join_by(token: JoinToken, config: Path, name: str, address: str, data_dir: P
         raise Invalid(f"--address: {fault}", param="address")
     role = token.role
     text, loaded = read_file(config)
+    if role is MachineRole.SERVER and not address and not loaded.settings.server.advertise:
+        raise Invalid(
+            "a control plane is reached by the other machines: say --address HOST, the name or address by which they reach this one",
+            param="address",
+        )
     folder = _folder(role, loaded, data_dir)
     held = load_held(machine, identity_folder(folder), role)
     pending = identity_folder(folder) / PENDING.format(token_id(hash_secret(token.secret)))
@@ -183,7 +192,8 @@ def join_by(token: JoinToken, config: Path, name: str, address: str, data_dir: P
         check_writable(folder, "the data directory")
         if not key and role is MachineRole.SERVER and load_authority(machine, folder / CA_FOLDER) is not None:
             raise Conflict(f"{folder / CA_FOLDER} holds a CA already: this machine is a control plane of a cluster", code="joined_already")
-        own = [address] if address else [socket.gethostname()] if role is MachineRole.SERVER else []
+        told = urlsplit(loaded.settings.server.advertise).hostname if role is MachineRole.SERVER else None
+        own = [one for one in (address or told,) if one]
         begun = bool(key)
         if not begun:
             key = make_key()
@@ -209,7 +219,7 @@ def join_by(token: JoinToken, config: Path, name: str, address: str, data_dir: P
         said.append(f"amended {config}; as it was: {kept}")
     for left in identity_folder(folder).glob(PENDING.format("*")):
         left.unlink(missing_ok=True)
-    if role is MachineRole.SERVER:
+    if role is MachineRole.SERVER and "s3_credentials" not in tomllib.loads(after).get("store", {}):
         said.append("it needs credentials for the store's bucket: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or [store] s3_credentials")
     said.append(f"next: llmgw {role.value} --config {config}")
     return said
@@ -267,7 +277,10 @@ def amended(
     if role is MachineRole.SERVER:
         keys = {"name": name, "data_dir": str(folder)}
         if address:
-            keys |= {"admin_listen": f"{_bracketed(address)}:8081", "advertise": f"https://{_bracketed(address)}:8081"}
+            listen = parse_listen(settings.server.admin_listen)
+            port = (listen.port if isinstance(listen, TcpAddress) else 0) or ADMIN_PORT
+            outside = (settings.server.advertise and urlsplit(settings.server.advertise).port) or port
+            keys |= {"admin_listen": str(TcpAddress(address, port)), "advertise": f"https://{TcpAddress(address, outside)}"}
         after = with_keys(text or _MADE, "server", keys)
         if kept := {key: value for key, value in store.items() if value}:
             after = with_keys(after, "store", kept)
@@ -293,10 +306,6 @@ def amended(
 
 
 _MADE: Final = "# Written by `llmgw join`. Every setting: llmgw.toml.example, docs/reference/settings.md.\n"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def write_new(path: Path, text: str, *, replace: bool = False) -> None:

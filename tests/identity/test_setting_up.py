@@ -17,9 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.domain.errors import Conflict
+from llmgw.domain.identity import MachineRole
+from llmgw.identity.join_tokens import JoinToken
 from llmgw.settings.file_edit import with_keys
 from llmgw.settings.load import load_file
 from llmgw.wiring import setting_up
+from llmgw.wiring.joining import Joined
 from tests.lease.places import write_credentials
 from tests.programs import Program, free_port, free_ports, program, wait_for
 from tests.seaweed import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, seaweed
@@ -311,6 +314,22 @@ def test_init_on_a_bucket_writes_what_its_store_needs_and_says_what_it_still_lac
     assert (tmp_path / "data" / "ca" / "ca.key").exists()
 
 
+@pytest.mark.parametrize("said", ["", 's3_credentials = "file:KEYS"\n'])
+def test_a_control_plane_that_joins_is_told_of_credentials_only_where_its_file_names_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+):
+    write_credentials(tmp_path / "keys", ACCESS_KEY_ID, SECRET_ACCESS_KEY)
+    config = tmp_path / "x.toml"
+    given = f'replica = "s3://bucket/p"\ns3_endpoint = "http://127.0.0.1:9000"\n{said.replace("KEYS", str(tmp_path / "keys"))}'
+    config.write_text(f"[store]\n{given}")
+    planes = ("https://ctl-1.example:8081",)
+    joined = Joined("ctl-2", MachineRole.SERVER, "c-1", "key", "certificate", "ca", planes, "ca-key", {"replica": "s3://bucket/p"})
+    monkeypatch.setattr(setting_up, "join", lambda *given: joined)
+    token = JoinToken("ab", MachineRole.SERVER, "ctl-2", "sha256:" + "0" * 64, planes)
+    lines = setting_up.join_by(token, config, "", "127.0.0.3", tmp_path / "data", "")
+    assert any("credentials" in line for line in lines) == (not said)
+
+
 def test_a_control_plane_of_another_machine_joins_by_one_command_and_leads_when_the_first_is_gone(tmp_path: Path):
     """Two machines and a bucket, as docs/two-machines.md sets them up."""
     bucket = tmp_path / "s3"
@@ -323,13 +342,19 @@ def test_a_control_plane_of_another_machine_joins_by_one_command_and_leads_when_
         other, url = tmp_path / "other.toml", f"https://127.0.0.3:{free_port()}"
         with program(["server", "--config", str(site.config)], tmp_path, "first") as first:
             site.serves(first)
+            token = site.added("server", "add", "ctl-2")
+            nowhere = llmgw("join", "--config", str(other), "--data-dir", str(tmp_path / "other"), stdin=token)
+            assert (nowhere.returncode, "say --address HOST" in nowhere.stderr, other.exists()) == (3, True, False)
+            # The port that stands in the file is kept.
+            other.write_text(f'[server]\nadmin_listen = "127.0.0.1:{url.rpartition(":")[2]}"\n')
             joined = llmgw(
-                "join", "--config", str(other), "--data-dir", str(tmp_path / "other"), "--address", "127.0.0.3",
-                stdin=site.added("server", "add", "ctl-2"),
+                "join", "--config", str(other), "--data-dir", str(tmp_path / "other"), "--address", "127.0.0.3", stdin=token
             )  # fmt: skip
             assert joined.returncode == 0, joined.stderr
             assert "credentials" in joined.stdout
-            text = other.read_text().replace("https://127.0.0.3:8081", url).replace("127.0.0.3:8081", url.removeprefix("https://"))
+            text = other.read_text()
+            said = tomllib.loads(text)["server"]
+            assert (said["admin_listen"], said["advertise"]) == (url.removeprefix("https://"), url)
             rest = f'[router]\nlisten = "127.0.0.3:{free_port()}"\n[tls]\nplain = "never"\n'
             other.write_text(with_keys(text, "store", {"s3_credentials": f"file:{keys}"}) + rest)
             with program(["server", "--config", str(other)], tmp_path, "second") as second:
