@@ -75,5 +75,8 @@ def refusal(shown: Presented, cluster: str, allowed: Iterable[MachineRole], ende
     if shown.serial in ended.serials or unknown:
         return REVOKED, f"the certificate of {identity.label} was revoked; it joins anew, by a new join token"
     if shown.not_after_wall_s and now_wall_s > shown.not_after_wall_s:
-        return EXPIRED, f"the certificate of {identity.label} has expired; it joins anew, by a new join token"
+        return (
+            EXPIRED,
+            f"the certificate of {identity.label} has expired, unless the clock here is wrong; it joins anew, by a new join token",
+        )
     return None

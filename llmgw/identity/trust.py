@@ -24,8 +24,8 @@ from llmgw.identity.ca import key_hash
 _NOT_OURS: Final = "was made by another CA than this cluster's"
 # What OpenSSL says of a certificate, in ours: its own words name neither whose it is nor what helps.
 _WORDS: Final[Mapping[int, tuple[str, str]]] = {
-    9: ("certificate_not_yet_valid", "is not valid yet: the clock of one of the two machines is wrong"),
-    10: ("certificate_expired", "has expired: that machine joins anew, by a new join token"),
+    9: ("certificate_not_yet_valid", "is not valid yet: this machine's clock is slow, or that one's was fast"),
+    10: ("certificate_expired", "has expired, unless this machine's clock is wrong: that machine joins anew, by a new join token"),
     18: ("certificate_foreign", _NOT_OURS),
     19: ("certificate_foreign", _NOT_OURS),
     20: ("certificate_foreign", _NOT_OURS),
@@ -40,7 +40,7 @@ _ALERTS: Final[Mapping[str, tuple[str, str]]] = {
     "TLSV1_ALERT_UNKNOWN_CA": ("certificate_foreign", f"this machine's certificate {_NOT_OURS}"),
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": (
         "certificate_expired",
-        "this machine's certificate has expired: it joins anew, by a new join token",
+        "this machine's certificate has expired by the clock of that one: if that clock is right, it joins anew, by a new join token",
     ),
     "TLSV1_ALERT_DECRYPT_ERROR": ("certificate_foreign", f"this machine's certificate {_NOT_OURS}"),  # a signature that is not of our CA
     "SSLV3_ALERT_BAD_CERTIFICATE": ("certificate_refused", "this machine's certificate does not check there"),

@@ -241,6 +241,10 @@ async def test_each_wrong_certificate_is_refused_with_one_line_on_either_side(tm
             else:
                 assert {err.code for err in errors} == {code}, [err.message for err in errors]
             assert [line["code"] for line in refusals(logs)] == [code]
+            if code in ("certificate_expired", "certificate_not_yet_valid"):
+                assert "clock" in refusals(logs)[0]["why"]
+            if code == "certificate_expired":
+                assert "clock" in errors[0].message
             async with dial(control.url, "", held.trust()) as channel:  # whoever is let in from there ends what was told of it
                 await channel.send(hello("gpu-1"))
                 await channel.receive()

@@ -206,6 +206,8 @@ def test_a_control_plane_of_another_machine_needs_a_replicated_store_and_that_is
         refused = site.ctl("server", "add", "ctl-2")
         assert refused.returncode == 4
         assert "needs a replicated store" in refused.stderr
+        strange = llmgw("ctl", "status", "--server", site.url, LLMGW_TOKEN=site.token, HOME=str(site.folder))
+        assert (strange.returncode, "LLMGW_CA" in strange.stderr, strange.stderr.count("\n")) == (6, True, 1), strange.stderr
         rows = site.rows("server", "list", noun="machines")
         assert (rows["ctl-1"]["state"], HOST in rows["ctl-1"]["addresses"]) == ("valid", True)
 
