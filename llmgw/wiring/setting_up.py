@@ -74,6 +74,8 @@ def set_up(config: Path, wanted: Wanted) -> list[str]:
     else:
         text = file_text(wanted)
         loaded = attrs.evolve(load_bytes(text.encode(), source=str(config), role=_ROLES[wanted.role]), path=config)
+        if wanted.role == "server":  # the CA and the token go there
+            check_writable(loaded.settings.server.data_path, "the data directory")
         write_new(config, text)
         said.append(f"wrote {config}")
     if wanted.role == "server":
@@ -100,7 +102,11 @@ def file_text(wanted: Wanted) -> str:
         tables["auth"] = {"required": True}
     else:
         planes = {"control_planes": ["http://127.0.0.1:8081"], "data_dir": folder}
-        tables = {"agent": {"name": name, **planes}} if wanted.role == "agent" else {"router": {"listen": "127.0.0.1:8080", **planes}}
+        tables = (
+            {"agent": {"name": name, **planes}}
+            if wanted.role == "agent"
+            else {"router": {"listen": wanted.listen or "127.0.0.1:8080", **planes}}
+        )
     return f"# Written by `llmgw init`. Every setting: llmgw.toml.example, docs/reference/settings.md.\n{tomli_w.dumps(tables)}"
 
 

@@ -114,6 +114,23 @@ def test_without_a_terminal_nothing_is_written_or_removed_unless_yes_is_said(tmp
         assert (refused.returncode, "say --yes" in refused.stderr) == (2, True), refused.stderr
 
 
+def test_init_writes_no_file_where_the_data_directory_cannot_be_made(tmp_path: Path):
+    config = tmp_path / "x.toml"
+    (tmp_path / "file").write_text("")
+    refused = llmgw("init", "--yes", "--config", str(config), "--data-dir", str(tmp_path / "file" / "data"))
+    assert (refused.returncode, "the data directory" in refused.stderr, refused.stderr.count("\n")) == (3, True, 1), refused.stderr
+    assert not config.exists()
+
+
+def test_init_of_a_router_listens_where_it_was_told_and_an_agent_nowhere(tmp_path: Path):
+    config = tmp_path / "x.toml"
+    given = ("init", "--yes", "--config", str(config), "--listen", "127.0.0.1:9090", "--role")
+    refused = llmgw(*given, "agent")
+    assert (refused.returncode, config.exists()) == (2, False)
+    assert llmgw(*given, "router").returncode == 0
+    assert tomllib.loads(config.read_text())["router"]["listen"] == "127.0.0.1:9090"
+
+
 def test_an_agent_and_a_router_on_other_machines_join_by_one_command_and_leave_by_one(site: Site):
     folder = site.folder
     with program(["server", "--config", str(site.config)], folder, "server") as server:
