@@ -45,7 +45,7 @@ from llmgw.admin.api import (
     store,
     usage,
 )
-from llmgw.admin.auth import HOP, AdminAuth, FailureLimit, Principal, is_token, told_presented
+from llmgw.admin.auth import HOP, AdminAuth, FailureLimit, Principal, is_marked, is_token, told_presented
 from llmgw.admin.calls import Call, Reply, Route, given_again, kept_answer, request_text
 from llmgw.admin.door import Door, presented_in
 from llmgw.admin.edge import CONTROL_PLANE, CONTROL_PLANE_VALUE, AdminApp
@@ -365,12 +365,18 @@ class _Desk:
         headers = _raw_headers()
         if not any(name.lower() == b"authorization" for name, _ in headers) and self._sign_in.has_cookie(headers):
             return self._sign_in.check(headers, request.method).principal
+        scope = cast(dict[str, Any], request.scope)
         try:
-            return self._auth.check(headers, vouched=self._vouched(), local=self._local())
+            found = self._auth.check(headers, vouched=self._vouched(), local=self._local())
         except Unauthenticated as err:
+            if is_marked(headers):
+                self._door.check_peer(scope)  # whoever shows a certificate is told about that, and guesses no token
             if err.code == "token_invalid":  # none at all is no guess
                 self._failures.failed(_peer())
             raise
+        if found.peer:
+            self._door.let_in_peer(scope)
+        return found
 
     def _vouched(self) -> bool:
         return request.scope is not None and self._door.vouches(cast(dict[str, Any], request.scope))

@@ -82,7 +82,7 @@ class AdminAuth:
 
     def is_peer(self, headers: Sequence[tuple[bytes, bytes]], *, vouched: bool, local: bool) -> bool:
         """Has another control plane sent it? One that shows its certificate marks what it brings."""
-        if vouched and any(name.lower() == HOP.encode() for name, _ in headers):
+        if vouched and is_marked(headers):
             return True
         return local and is_token(headers, self._control_token)
 
@@ -93,6 +93,11 @@ class AdminAuth:
             if hmac.compare_digest(token.sha256.encode(), sha256.encode()):
                 found = token
         return None if found is None else Principal(found.name, found.role)
+
+
+def is_marked(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Does its sender call itself a control plane?"""
+    return any(name.lower() == HOP.encode() for name, _ in headers)
 
 
 def caller(principal: Principal) -> str:

@@ -209,7 +209,9 @@ class Connection:
                 pass
 
     def _shown(self) -> Presented | None:
-        return presented(self._stream.getpeercert()) if isinstance(self._stream, trio.SSLStream) else None
+        if not isinstance(self._stream, trio.SSLStream):
+            return None
+        return presented(self._stream.getpeercert(), self._stream.getpeercert(binary_form=True))
 
     async def _take(self, event: Event) -> None:
         """What the protocol wants of the connection: bytes out, an end, or the idle timer."""

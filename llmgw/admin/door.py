@@ -91,6 +91,20 @@ class Door:
         shown = presented_in(scope)
         return shown is not None and self.certificates.refusal(shown, MachineRole.SERVER) is None
 
+    def let_in_peer(self, scope: Mapping[str, Any]) -> None:
+        """A control plane was let in: if it is refused again, that is told again."""
+        self._told.over(_host(scope))
+
+    def check_peer(self, scope: Mapping[str, Any]) -> None:
+        """For whoever calls itself a control plane and was not let in: is it its certificate? Raises Unauthenticated."""
+        shown = presented_in(scope)
+        if shown is None or (fault := self.certificates.refusal(shown, MachineRole.SERVER)) is None:
+            return
+        host, port = scope.get("client") or ("local", 0)
+        if self._told.is_news(str(host), fault[0]):
+            log.warning("a peer was refused", who=MachineRole.SERVER.value, peer=_peer(str(host), port), code=fault[0], why=fault[1])
+        raise Unauthenticated(fault[1], code=fault[0])
+
     def _check_token(self, scope: Mapping[str, Any], role: MachineRole) -> None:
         if not self.counts_tokens_of(scope):
             raise Unauthenticated(NEEDS_CERTIFICATE, code="certificate_missing")
@@ -108,6 +122,10 @@ def presented_in(scope: Mapping[str, Any]) -> Presented | None:
     """Whose certificate came with the connection of this request."""
     found = (scope.get("state") or {}).get(PRESENTED)
     return found if isinstance(found, Presented) else None
+
+
+def _host(scope: Mapping[str, Any]) -> str:
+    return str((scope.get("client") or ("local", 0))[0])
 
 
 def _peer(host: str, port: int) -> str:

@@ -37,6 +37,7 @@ NO_CONTROL_PLANE: Final = (
     "what answers at {} is no control plane's admin port (it said {}): [server] advertise of the control plane that leads, or "
     "what stands before its admin port, names the wrong address"
 )
+OF_THE_CALLER: Final = "certificate_missing"  # of a machine that would renew its own through us
 CONNECT_S: Final = 2.0
 ORDER_S: Final = 10.0  # an order's answer takes milliseconds; a store that waits for its lock takes 5 s
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -76,8 +77,8 @@ class PeerClient:
         if call.query:
             target += "?" + urlencode(call.query)
         status, answered, body = await self._ask(address, call.method, target, headers, call.body, ORDER_S)
-        if status == 401:  # it is our token that it refuses, not that of whoever gave the order
-            raise Unavailable(WRONG_TOKEN.format(address), code="control_token")
+        if status == 401 and _error_of(body)[0] != OF_THE_CALLER:
+            raise _refused_us(address, body)
         kept = {name: value for name, value in answered.items() if name not in _NOT_BACK}
         return Reply(status=status, headers=kept, text=body.decode("utf-8", "replace"), content_type=answered.get("content-type", ""))
 
@@ -154,10 +155,27 @@ class PeerClient:
         return secured
 
 
+def _refused_us(address: str, body: bytes) -> Unavailable:
+    """It is our certificate or token that it refuses, not that of whoever gave the order."""
+    code, message = _error_of(body)
+    if code.startswith("certificate_"):
+        return Unavailable(f"the leader at {address} refuses this control plane: {message}", code=code)
+    return Unavailable(WRONG_TOKEN.format(address), code="control_token")
+
+
+def _error_of(body: bytes) -> tuple[str, str]:
+    """(code, words) of an error's body, each "" where there is none."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["code"]), str(error["message"])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return "", ""
+
+
 def _check(address: str, status: int, body: bytes) -> None:
     """Raises Unavailable for an answer that is none."""
     if status == 401:
-        raise Unavailable(WRONG_TOKEN.format(address), code="control_token")
+        raise _refused_us(address, body)
     if status >= 300:
         raise Unavailable(f"{address} answered {status}: {body[:200].decode('utf-8', 'replace')}", code="peer")
 

@@ -22,7 +22,7 @@ ROLES = ("server", "router", "agent")
 @click.option("--s3-endpoint", metavar="URL", help="Of an object store that is not AWS.")
 @click.option("--s3-region", metavar="REGION", help="Of the object store.  [default: us-east-1]")
 @click.option("--s3-credentials", metavar="WHERE", help="env, or file:PATH.  [default: env, the AWS_ variables]")
-@click.option("--listen", metavar="HOST:PORT", help="Where the admin port listens.  [default: 127.0.0.1:8081, this machine only]")
+@click.option("--listen", metavar="HOST:PORT", help="Where the admin port listens, or a router.  [default: this machine only]")
 @click.option("--advertise", metavar="URL", help="How other machines reach it, such as https://ctl-1.example:8081.")
 @click.option("--data-dir", type=PathOption(), help="Where it keeps its state.  [default: as the role has it]")
 @click.option("--new-admin-token", is_flag=True, help="Only make a new admin token: the way back after the old one was lost.")
@@ -37,6 +37,8 @@ def init(config: Path, role: str | None, yes: bool, new_admin_token: bool, **giv
     asked = {name: value for name, value in given.items() if value is not None}
     if role is not None:
         asked["role"] = role
+    if role == "agent" and "listen" in asked:
+        raise click.UsageError("an agent listens nowhere: leave out --listen")
     if new_admin_token:
         if asked:
             raise click.UsageError("--new-admin-token goes with --config alone")
@@ -45,7 +47,9 @@ def init(config: Path, role: str | None, yes: bool, new_admin_token: bool, **giv
     there = config.exists()
     if there and asked:
         raise click.UsageError(f"{config} is there and is not overwritten; edit it, and leave out {_options(asked)}")
-    if not there and not yes and sys.stdin.isatty() and sys.stdout.isatty():
+    if not there and not yes:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise click.UsageError("nothing was written: there is no terminal to ask on, so say --yes")
         _ask(asked)
     _tell(setting_up.set_up(config, setting_up.Wanted(**asked)))
 

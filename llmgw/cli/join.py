@@ -16,7 +16,11 @@ TOKEN_READ_MAX = 65_536
 @click.option("--token-file", type=PathOption(), help="The file that holds the join token.  [default: standard input]")
 @click.option("--config", type=PathOption(), default="/etc/llmgw/llmgw.toml", show_default=True, help="The settings file, made or amended.")
 @click.option("--name", help="What this machine is called.  [default: the token's, else the host name]")
-@click.option("--address", metavar="HOST", help="Where other machines reach this one: engines listen there.  [default: this machine only]")
+@click.option(
+    "--address",
+    metavar="HOST",
+    help="Where other machines reach this one: engines listen there, a control plane needs it.  [default: this machine only]",
+)
 @click.option("--data-dir", type=PathOption(), help="Where it keeps its state.  [default: as the file has it]")
 @click.option("--ca", type=PathOption(), help="Further CAs (PEM), where control planes have certificates of their own.")
 def join(token_file: Path | None, config: Path, name: str | None, address: str | None, data_dir: Path | None, ca: Path | None) -> None:

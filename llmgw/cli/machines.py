@@ -49,6 +49,8 @@ def add_commands(group: click.Group, role: str, title: str) -> None:
             return
         until = when(body.get("expires_at"))
         click.echo(f"llmgw: run this on the new machine, once, until {until}; whoever has it may join:", err=True)
+        if role == "server":
+            click.echo("llmgw: with `--address HOST` behind it, the name or address by which the others reach that machine", err=True)
         echo(command_for(str(body.get("token", ""))))
 
     @group.command("list", help=f"Which machines have joined as {title}, and which may.")
@@ -82,7 +84,7 @@ def _add_node_rm(group: click.Group) -> None:
         ended = _revoke(ctl, "agent", name, needed=not known)
         if known:
             ctl.client.send("DELETE", f"nodes/{segment(name)}")
-        ctl.print({"name": name, "change": "removed", "certificates": ended}, lambda: [f"node {name}: removed{_ended(ended)}"])
+        ctl.print({"name": name, "change": "removed", **ended}, lambda: [f"node {name}: removed{_ended(ended)}"])
 
 
 def _add_rm(group: click.Group, role: str, title: str) -> None:
@@ -95,8 +97,9 @@ def _add_rm(group: click.Group, role: str, title: str) -> None:
         if role == "server":
             _let_another_lead(ctl, name)
         ended = _revoke(ctl, role, name, needed=True)
-        ctl.print({"name": name, "change": "removed", "certificates": ended}, lambda: [f"{role} {name}: removed{_ended(ended)}"])
-        click.echo(f"llmgw: {_AFTER[role]}", err=True)
+        ctl.print({"name": name, "change": "removed", **ended}, lambda: [f"{role} {name}: removed{_ended(ended)}"])
+        if ended["certificates"]:
+            click.echo(f"llmgw: {_AFTER[role]}", err=True)
 
 
 _AFTER: Final = {
@@ -117,23 +120,33 @@ def _let_another_lead(ctl: Ctl, name: str) -> None:
     wait_done(look, SETTLES_S)
 
 
-def _revoke(ctl: Ctl, role: str, name: str, *, needed: bool) -> int:
+def _revoke(ctl: Ctl, role: str, name: str, *, needed: bool) -> dict[str, int]:
+    """How many certificates were valid, and how many join tokens open."""
     try:
         answer = ctl.client.send("POST", f"identities/{role}/{segment(name)}/revoke", {})
     except NotFound as err:
         if needed or err.code != "no_such_identity":
             raise
-        return 0  # it came with the token file of its machine
-    return int(answer.body.get("certificates", 0)) if isinstance(answer.body, dict) else 0
+        return dict.fromkeys(_ENDED, 0)  # it came with the token file of its machine
+    body = answer.body if isinstance(answer.body, dict) else {}
+    return {what: int(body.get(what, 0)) for what in _ENDED}
 
 
-def _ended(certificates: int) -> str:
-    return f" ({certificates} {'certificate' if certificates == 1 else 'certificates'} revoked)" if certificates else ""
+_ENDED: Final = {"certificates": "certificate", "join_tokens": "join token"}
+
+
+def _ended(ended: Mapping[str, int]) -> str:
+    said = [f"{count} {_ENDED[what]}{'' if count == 1 else 's'}" for what, count in ended.items() if count]
+    return f" ({', '.join(said)} revoked)" if said else ""
 
 
 def _confirm(question: str, yes: bool) -> None:
-    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        click.confirm(question, abort=True)
+    """Raises UsageError where nobody can be asked: a script says that it means it."""
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("nothing was changed: there is no terminal to ask on, so say --yes")
+    click.confirm(question, abort=True)
 
 
 def command_for(token: str) -> str:

@@ -183,14 +183,18 @@ class Identities:
         await self._reread()
         return issued
 
-    async def revoke(self, role: MachineRole, name: str, origin: Origin = CLUSTER) -> int:
-        """Ends every certificate of that machine, and its sessions with them; how many were valid. Raises NotFound."""
-        ended = await stored.revoke(self._store, self._epoch(), role, name, origin)
+    async def revoke(self, role: MachineRole, name: str, origin: Origin = CLUSTER) -> tuple[int, int]:
+        """Ends every certificate of that machine, its sessions with them, and the join tokens by its name: (how many were valid, how
+        many tokens were open). Raises NotFound."""
+        ended, tokens = await stored.revoke(self._store, self._epoch(), role, name, origin)
         if ended:
             text = f"the certificates of {_of(role, name)} were revoked{_by(origin)}"
             self._events.record("machine.revoked", f"{role.value}/{name}", text, Level.WARNING)
+        if tokens:
+            text = f"the join tokens for {_of(role, name)} were revoked{_by(origin)}"
+            self._events.record("join_token.revoked", f"{role.value}/{name}", text)
         await self._reread()
-        return ended
+        return ended, tokens
 
     def _issue(self, key: ec.EllipticCurvePublicKey, identity: MachineIdentity, addresses: tuple[str, ...]) -> Issued:
         authority = self.needed_authority()

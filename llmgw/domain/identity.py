@@ -42,12 +42,14 @@ class MachineIdentity:
 
 @attrs.frozen
 class Presented:
-    """A certificate of this cluster as its holder showed it, checked by TLS. `serial` is lower-case hex; times are wall time."""
+    """A certificate of this cluster as its holder showed it, checked by TLS. `serial` is lower-case hex; times are wall time.
+    `key` is the hash of its public key, as the store has it, "" where only another control plane told of the certificate."""
 
     identity: MachineIdentity
     serial: str
     not_before_wall_s: float = 0.0
     not_after_wall_s: float = 0.0
+    key: str = ""
 
 
 def parse_uri(text: str) -> MachineIdentity | None:

@@ -87,7 +87,8 @@ def time_fault(not_before_wall_s: float, not_after_wall_s: float, now_wall_s: fl
     if now_wall_s < not_before_wall_s:
         return NOT_YET, f"the certificate is valid from {day(not_before_wall_s)} on: is this machine's clock right?"
     if now_wall_s > not_after_wall_s:
-        return EXPIRED, f"the certificate has expired at {day(not_after_wall_s)}: this machine joins anew, by a new join token"
+        expired = f"the certificate has expired at {day(not_after_wall_s)}, unless this machine's clock is wrong"
+        return EXPIRED, f"{expired}: it joins anew, by a new join token"
     return None
 
 

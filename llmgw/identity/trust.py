@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from llmgw.domain.errors import Invalid
 from llmgw.domain.files import words
 from llmgw.domain.identity import MachineRole, Presented, parse_uri, plain_serial
+from llmgw.identity.ca import key_hash
 
 _NOT_OURS: Final = "was made by another CA than this cluster's"
 # What OpenSSL says of a certificate, in ours: its own words name neither whose it is nor what helps.
 _WORDS: Final[Mapping[int, tuple[str, str]]] = {
-    9: ("certificate_not_yet_valid", "is not valid yet: the clock of one of the two machines is wrong"),
-    10: ("certificate_expired", "has expired: that machine joins anew, by a new join token"),
+    9: ("certificate_not_yet_valid", "is not valid yet: this machine's clock is slow, or that one's was fast"),
+    10: ("certificate_expired", "has expired, unless this machine's clock is wrong: that machine joins anew, by a new join token"),
     18: ("certificate_foreign", _NOT_OURS),
     19: ("certificate_foreign", _NOT_OURS),
     20: ("certificate_foreign", _NOT_OURS),
@@ -37,7 +40,7 @@ _ALERTS: Final[Mapping[str, tuple[str, str]]] = {
     "TLSV1_ALERT_UNKNOWN_CA": ("certificate_foreign", f"this machine's certificate {_NOT_OURS}"),
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": (
         "certificate_expired",
-        "this machine's certificate has expired: it joins anew, by a new join token",
+        "this machine's certificate has expired by the clock of that one: if that clock is right, it joins anew, by a new join token",
     ),
     "TLSV1_ALERT_DECRYPT_ERROR": ("certificate_foreign", f"this machine's certificate {_NOT_OURS}"),  # a signature that is not of our CA
     "SSLV3_ALERT_BAD_CERTIFICATE": ("certificate_refused", "this machine's certificate does not check there"),
@@ -119,8 +122,11 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-def presented(certificate: Mapping[str, Any] | None) -> Presented | None:
-    """Whose a peer's certificate is, as `getpeercert()` tells it after TLS has checked it. None: it showed none of a machine's."""
+def presented(certificate: Mapping[str, Any] | None, der: bytes | None = None) -> Presented | None:
+    """Whose a peer's certificate is, as `getpeercert()` tells it after TLS has checked it. None: it showed none of a machine's.
+
+    `der` is the same one whole, for its key.
+    """
     if not certificate:
         return None
     found = [one for kind, text in certificate.get("subjectAltName", ()) if kind == "URI" and (one := parse_uri(text)) is not None]
@@ -131,7 +137,13 @@ def presented(certificate: Mapping[str, Any] | None) -> Presented | None:
         plain_serial(str(certificate.get("serialNumber", ""))),
         _time(certificate.get("notBefore")),
         _time(certificate.get("notAfter")),
+        _key(der) if der else "",
     )
+
+
+def _key(der: bytes) -> str:
+    key = x509.load_der_x509_certificate(der).public_key()
+    return key_hash(key) if isinstance(key, ec.EllipticCurvePublicKey) else ""  # our CA makes certificates for no others
 
 
 def _time(text: object) -> float:

@@ -103,8 +103,12 @@ async def record_own(store: Store, epoch: int, new: StoredIdentity) -> None:
     await store.write(_record_own, epoch, new)
 
 
-async def revoke(store: Store, epoch: int, role: MachineRole, name: str, origin: audit.Origin) -> int:
-    """Ends every certificate of that machine; how many were valid. Raises NotFound where there never was one."""
+async def revoke(store: Store, epoch: int, role: MachineRole, name: str, origin: audit.Origin) -> tuple[int, int]:
+    """Ends every certificate of that machine, and every join token by its name: (how many were valid, how many open).
+
+    The token that it joined by ends too: within its hour it would let the same key in again. Raises NotFound where there never was
+    a certificate and no token is open.
+    """
     return await store.write(_revoke, epoch, role, name, origin)
 
 
@@ -215,17 +219,24 @@ def _record_own(connection: apsw.Connection, epoch: int, new: StoredIdentity) ->
         _insert(connection, attrs.evolve(new, issued_for=SELF))
 
 
-def _revoke(connection: apsw.Connection, epoch: int, role: MachineRole, name: str, origin: audit.Origin) -> int:
-    if not rows(connection, "SELECT 1 FROM identities WHERE role = ? AND name = ?", (role.value, name)):
+def _revoke(connection: apsw.Connection, epoch: int, role: MachineRole, name: str, origin: audit.Origin) -> tuple[int, int]:
+    open_by_name = "role = ? AND revoked_wall_s IS NULL AND expires_wall_s > ? AND used_wall_s IS NULL AND name = ?"
+    machine = (role.value, origin.at_wall_s, name)
+    tokens = len(rows(connection, f"SELECT 1 FROM join_tokens WHERE {open_by_name}", machine))
+    if not tokens and not rows(connection, "SELECT 1 FROM identities WHERE role = ? AND name = ?", (role.value, name)):
         raise NotFound(f"no certificate was ever given to {role.value} {name[:100]!r}", code="no_such_identity")
     connection.execute(
         "UPDATE identities SET revoked_wall_s = ?, revoked_by = ? WHERE role = ? AND name = ? AND revoked_wall_s IS NULL",
         (origin.at_wall_s, origin.who, role.value, name),
     )
     ended = connection.changes()
-    if ended:
+    for which in (open_by_name, "role = ? AND revoked_wall_s IS NULL AND expires_wall_s > ? AND used_name = ?"):
+        connection.execute(
+            f"UPDATE join_tokens SET revoked_wall_s = ?, revoked_by = ? WHERE {which}", (origin.at_wall_s, origin.who, *machine)
+        )
+    if ended or tokens:
         audit.record(connection, epoch, origin, "revoke certificates", f"{role.value}/{name}")
-    return ended
+    return ended, tokens
 
 
 def _insert(connection: apsw.Connection, new: StoredIdentity) -> None:

@@ -9,19 +9,22 @@ import contextlib
 import os
 import pwd
 import socket
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import attrs
 import tomli_w
 
-from llmgw.domain.errors import Conflict, Invalid
+from llmgw.domain.errors import Conflict, Denied, Invalid, NotFound
 from llmgw.domain.files import unusable
 from llmgw.domain.identity import MachineRole
 from llmgw.domain.ports import Machine
-from llmgw.identity.ca import address_fault
-from llmgw.identity.join_tokens import JoinToken
+from llmgw.identity.ca import address_fault, make_key
+from llmgw.identity.join_tokens import JoinToken, hash_secret, token_id
+from llmgw.settings.address import TcpAddress, parse_listen
 from llmgw.settings.file_edit import with_keys
 from llmgw.settings.load import Loaded, Role, load_bytes, load_file
 from llmgw.wiring.dialling import identity_folder
@@ -47,6 +50,8 @@ FILE_MODE: Final = 0o644  # it holds no secret
 FOLDER_MODE: Final = 0o700
 SERVICE_USER: Final = "llmgw"  # of the package's units
 FOLDERS: Final = {"server": "/var/lib/llmgw", "router": "/var/lib/llmgw-router", "agent": "/var/lib/llmgw-agent"}
+PENDING: Final = "joining-{}.pem"  # the key by which a machine joins, until it has; by the token's id
+ADMIN_PORT: Final = 8081  # of `[server] admin_listen`, where a file says nothing else
 KEPT_AS: Final = ".before-join"
 _LOCAL_PLANES: Final = (("http://127.0.0.1:8081",), ())  # of a file that names no other machine yet
 
@@ -79,6 +84,8 @@ def set_up(config: Path, wanted: Wanted) -> list[str]:
     else:
         text = file_text(wanted)
         loaded = attrs.evolve(load_bytes(text.encode(), source=str(config), role=_ROLES[wanted.role]), path=config)
+        if wanted.role == "server":  # the CA and the token go there
+            check_writable(loaded.settings.server.data_path, "the data directory")
         write_new(config, text)
         said.append(f"wrote {config}")
     if wanted.role == "server":
@@ -105,7 +112,11 @@ def file_text(wanted: Wanted) -> str:
         tables["auth"] = {"required": True}
     else:
         planes = {"control_planes": ["http://127.0.0.1:8081"], "data_dir": folder}
-        tables = {"agent": {"name": name, **planes}} if wanted.role == "agent" else {"router": {"listen": "127.0.0.1:8080", **planes}}
+        tables = (
+            {"agent": {"name": name, **planes}}
+            if wanted.role == "agent"
+            else {"router": {"listen": wanted.listen or "127.0.0.1:8080", **planes}}
+        )
     return f"# Written by `llmgw init`. Every setting: llmgw.toml.example, docs/reference/settings.md.\n{tomli_w.dumps(tables)}"
 
 
@@ -175,21 +186,40 @@ def join_by(token: JoinToken, config: Path, name: str, address: str, data_dir: P
         raise Invalid(f"--address: {fault}", param="address")
     role = token.role
     text, loaded = read_file(config)
+    if role is MachineRole.SERVER and not address and not loaded.settings.server.advertise:
+        raise Invalid(
+            "a control plane is reached by the other machines: say --address HOST, the name or address by which they reach this one",
+            param="address",
+        )
     folder = _folder(role, loaded, data_dir)
     held = load_held(machine, identity_folder(folder), role)
-    if held is not None and held.leaf.not_after_wall_s > machine.wall_s():
+    pending = identity_folder(folder) / PENDING.format(token_id(hash_secret(token.secret)))
+    key = _pending_key(machine, pending)
+    if held is not None and held.leaf.not_after_wall_s > machine.wall_s() and held.key_pem != key:
         raise Conflict(
             f"this machine has joined already, as {held.identity.label} of cluster {held.identity.cluster}: "
             f"move {identity_folder(folder)} away to join anew",
             code="joined_already",
         )
     amended(text, role, called, folder, address, token.addresses, loaded, others, {})  # told before the token is used up
+    check_writable(config.parent, "the folder of the settings file")
     with _given_to_service(folder):
         make_folder(folder)
-        if role is MachineRole.SERVER and load_authority(machine, folder / CA_FOLDER) is not None:
+        check_writable(folder, "the data directory")
+        if not key and role is MachineRole.SERVER and load_authority(machine, folder / CA_FOLDER) is not None:
             raise Conflict(f"{folder / CA_FOLDER} holds a CA already: this machine is a control plane of a cluster", code="joined_already")
-        own = [address] if address else [socket.gethostname()] if role is MachineRole.SERVER else []
-        joined = join(token, called, [one for one in own if address_fault(one) is None], others)
+        told = urlsplit(loaded.settings.server.advertise).hostname if role is MachineRole.SERVER else None
+        own = [one for one in (address or told,) if one]
+        begun = bool(key)
+        if not begun:
+            key = make_key()
+            _keep_pending(machine, pending, key)
+        try:
+            joined = join(token, called, [one for one in own if address_fault(one) is None], others, key)
+        except (Denied, NotFound, Conflict):
+            if not begun:
+                pending.unlink(missing_ok=True)  # it was not let in, so nothing is left to be resumed
+            raise
         if role is MachineRole.SERVER:
             save_authority(machine, folder / CA_FOLDER, joined.ca_key_pem, joined.ca_pem)
             mark_joined(machine, folder, joined.cluster)
@@ -204,17 +234,37 @@ def join_by(token: JoinToken, config: Path, name: str, address: str, data_dir: P
         write_new(kept, text, replace=True)
         write_new(config, after, replace=True)
         said.append(f"amended {config}; as it was: {kept}")
-    if role is MachineRole.SERVER:
+    for left in identity_folder(folder).glob(PENDING.format("*")):
+        left.unlink(missing_ok=True)
+    if role is MachineRole.SERVER and "s3_credentials" not in tomllib.loads(after).get("store", {}):
         said.append("it needs credentials for the store's bucket: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or [store] s3_credentials")
     said.append(f"next: llmgw {role.value} --config {config}")
     return said
+
+
+def _pending_key(machine: Machine, path: Path) -> str:
+    """The key by which this machine began to join by that token and did not come to the end of it, "" where it did not."""
+    try:
+        return (machine.disk.read(path) or b"").decode()
+    except OSError as err:
+        raise unusable(err, "the key of a join that was begun", path, "move it away") from err
+
+
+def _keep_pending(machine: Machine, path: Path, key: str) -> None:
+    """Before the token is shown: whoever lets this machine in lets in this key, and it alone may ask again."""
+    try:
+        path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        machine.disk.write(path, key.encode())
+    except OSError as err:
+        raise unusable(err, "the key of this machine", path) from err
 
 
 def read_file(config: Path) -> tuple[str | None, Loaded]:
     """(the text, None where there is no file; what it says). Raises Invalid."""
     if not config.exists():
         return None, load_bytes(b"", source=str(config))
-    return config.read_text(encoding="utf-8"), load_file(config)
+    loaded = load_file(config)
+    return config.read_text(encoding="utf-8"), loaded
 
 
 def _folder(role: MachineRole, loaded: Loaded, data_dir: Path | None) -> Path:
@@ -244,7 +294,10 @@ def amended(
     if role is MachineRole.SERVER:
         keys = {"name": name, "data_dir": str(folder)}
         if address:
-            keys |= {"admin_listen": f"{_bracketed(address)}:8081", "advertise": f"https://{_bracketed(address)}:8081"}
+            listen = parse_listen(settings.server.admin_listen)
+            port = (listen.port if isinstance(listen, TcpAddress) else 0) or ADMIN_PORT
+            outside = (settings.server.advertise and urlsplit(settings.server.advertise).port) or port
+            keys |= {"admin_listen": str(TcpAddress(address, port)), "advertise": f"https://{TcpAddress(address, outside)}"}
         after = with_keys(text or _MADE, "server", keys)
         if kept := {key: value for key, value in store.items() if value}:
             after = with_keys(after, "store", kept)
@@ -272,10 +325,6 @@ def amended(
 _MADE: Final = "# Written by `llmgw join`. Every setting: llmgw.toml.example, docs/reference/settings.md.\n"
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 def write_new(path: Path, text: str, *, replace: bool = False) -> None:
     """Whole or not at all. Raises Conflict where it is there and not to be replaced, and what `unusable` makes of the rest."""
     try:
@@ -300,6 +349,17 @@ def write_new(path: Path, text: str, *, replace: bool = False) -> None:
         raise unusable(err, "the settings file", path) from err
 
 
+def check_writable(folder: Path, what: str) -> None:
+    """Can files be made there, or in what it would be made in? Raises Invalid, Unavailable."""
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    trial = there / f".llmgw-trial.{os.getpid()}"
+    try:
+        os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.unlink(trial)
+    except OSError as err:
+        raise unusable(err, what, folder) from err
+
+
 def make_folder(folder: Path) -> None:
     """Raises Invalid, Unavailable."""
     try:
@@ -320,7 +380,13 @@ def _given_to_service(folder: Path, ca: Path | None = None) -> Iterator[None]:
             with contextlib.suppress(KeyError):
                 user = pwd.getpwnam(SERVICE_USER)
                 owner = (user.pw_uid, user.pw_gid)
-    yield
+    try:
+        yield
+    finally:
+        _give(folder, ca, owner)
+
+
+def _give(folder: Path, ca: Path | None, owner: tuple[int, int] | None) -> None:
     if owner is not None and owner[0] != 0 and folder.exists():
         made = [folder, folder / ADMIN_TOKEN_FILE]
         for inner in (identity_folder(folder), folder / CA_FOLDER, *([ca] if ca is not None else [])):

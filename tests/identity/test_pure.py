@@ -112,6 +112,17 @@ def test_whose_certificates_were_revoked_comes_in_with_none_of_them_and_whose_we
             assert refusal(Presented(MachineIdentity("c", role, name), unknown, NOW, NOW + 9), "c", [role], ended, NOW) is not None
 
 
+@pytest.mark.parametrize(("key", "code"), [("old", "certificate_revoked"), ("new", None), ("", "certificate_revoked")])
+def test_whoever_joined_anew_after_it_was_revoked_comes_in_by_what_it_makes_with_its_new_key(key: str, code: str | None) -> None:
+    role = MachineRole.SERVER
+    held = [
+        StoredIdentity("1", role, "ctl-2", "old", (), NOW, "j-1", NOW + 9, NOW),
+        StoredIdentity("2", role, "ctl-2", "new", (), NOW, "j-2", NOW + 9),
+    ]
+    fault = refusal(Presented(MachineIdentity("c", role, "ctl-2"), "3", NOW, NOW + 9, key), "c", [role], Ended.of(held), NOW)
+    assert (None if fault is None else fault[0]) == code
+
+
 def test_a_secret_is_kept_as_its_hash_and_named_by_a_part_of_that() -> None:
     assert token_id(hash_secret("s")).startswith("j-")
     assert "s" * 20 not in hash_secret("s" * 20)

@@ -132,6 +132,19 @@ async def test_whoever_lost_the_answer_asks_again_with_the_same_key(tmp_path: Pa
         assert (status, answer["error"]["code"]) == (403, "join_token_used")
 
 
+async def test_whoever_was_removed_is_not_let_in_again_by_the_token_of_before(tmp_path: Path):
+    async with plane(tmp_path) as control:
+        token = parse_token(await control.token(A, "gpu-1"))
+        key = ca.make_key()
+        for _ in range(2):  # the same key may ask again
+            await trio.to_thread.run_sync(lambda: joining.join(token, "gpu-1", (), key_pem=key))
+        ended = (await control.call("POST", "/api/v1/identities/agent/gpu-1/revoke"))[1]
+        assert (ended["certificates"], ended["join_tokens"]) == (2, 0)
+        with pytest.raises(Denied) as refused:
+            await trio.to_thread.run_sync(lambda: joining.join(token, "gpu-1", (), key_pem=key))
+        assert refused.value.code == "join_token_revoked"
+
+
 async def test_expired_revoked_unknown_and_misused_tokens_are_told_apart(tmp_path: Path):
     async with plane(tmp_path) as control:
         revoked = await control.token(A, "gpu-1")
@@ -228,6 +241,10 @@ async def test_each_wrong_certificate_is_refused_with_one_line_on_either_side(tm
             else:
                 assert {err.code for err in errors} == {code}, [err.message for err in errors]
             assert [line["code"] for line in refusals(logs)] == [code]
+            if code in ("certificate_expired", "certificate_not_yet_valid"):
+                assert "clock" in refusals(logs)[0]["why"]
+            if code == "certificate_expired":
+                assert "clock" in errors[0].message
             async with dial(control.url, "", held.trust()) as channel:  # whoever is let in from there ends what was told of it
                 await channel.send(hello("gpu-1"))
                 await channel.receive()

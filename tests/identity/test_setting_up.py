@@ -17,9 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.domain.errors import Conflict
+from llmgw.domain.identity import MachineRole
+from llmgw.identity.join_tokens import JoinToken
 from llmgw.settings.file_edit import with_keys
 from llmgw.settings.load import load_file
 from llmgw.wiring import setting_up
+from llmgw.wiring.joining import Joined
 from tests.lease.places import write_credentials
 from tests.programs import Program, free_port, free_ports, program, wait_for
 from tests.seaweed import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, seaweed
@@ -101,6 +104,33 @@ def test_init_makes_a_file_that_checks_a_ca_and_a_token_and_changes_nothing_when
     assert token.read_text().strip() not in site.said + again.stdout
 
 
+def test_without_a_terminal_nothing_is_written_or_removed_unless_yes_is_said(tmp_path: Path):
+    config = tmp_path / "x.toml"
+    refused = llmgw("init", "--config", str(config), "--data-dir", str(tmp_path / "x"))
+    assert (refused.returncode, "say --yes" in refused.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+    for noun in ("node", "router", "server"):  # before anybody is asked: nothing listens at that address
+        refused = llmgw(noun, "rm", "a", "--server", "http://127.0.0.1:1", LLMGW_TOKEN="t")
+        assert (refused.returncode, "say --yes" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_init_writes_no_file_where_the_data_directory_cannot_be_made(tmp_path: Path):
+    config = tmp_path / "x.toml"
+    (tmp_path / "file").write_text("")
+    refused = llmgw("init", "--yes", "--config", str(config), "--data-dir", str(tmp_path / "file" / "data"))
+    assert (refused.returncode, "the data directory" in refused.stderr, refused.stderr.count("\n")) == (3, True, 1), refused.stderr
+    assert not config.exists()
+
+
+def test_init_of_a_router_listens_where_it_was_told_and_an_agent_nowhere(tmp_path: Path):
+    config = tmp_path / "x.toml"
+    given = ("init", "--yes", "--config", str(config), "--listen", "127.0.0.1:9090", "--role")
+    refused = llmgw(*given, "agent")
+    assert (refused.returncode, config.exists()) == (2, False)
+    assert llmgw(*given, "router").returncode == 0
+    assert tomllib.loads(config.read_text())["router"]["listen"] == "127.0.0.1:9090"
+
+
 def test_an_agent_and_a_router_on_other_machines_join_by_one_command_and_leave_by_one(site: Site):
     folder = site.folder
     with program(["server", "--config", str(site.config)], folder, "server") as server:
@@ -149,8 +179,42 @@ def test_an_agent_and_a_router_on_other_machines_join_by_one_command_and_leave_b
             assert back.returncode == 0, back.stderr
             with program(["agent", "--config", str(agent_file)], folder, "agent-2"):
                 wait_for(lambda: site.rows("ctl", "node", "list", noun="nodes").get("gpu-1", {}).get("state") == "ready", "it is back")
+        # One that was only invited is taken back by the same command, and its token with it.
+        invited = site.added("node", "add", "gpu-2")
+        gone = site.ctl("node", "rm", "gpu-2", "--yes")
+        assert gone.stdout == "node gpu-2: removed (1 join token revoked)\n", gone.stderr
+        late = llmgw("join", "--config", str(folder / "y.toml"), "--data-dir", str(folder / "y"), stdin=invited)
+        assert (late.returncode, "was revoked" in late.stderr) == (5, True)
+        assert site.ctl("node", "rm", "gpu-2", "--yes").returncode == 4
         for secret in (token, site.token, "PRIVATE"):
             assert secret not in server.output + agent.output
+
+
+def test_a_join_that_cannot_write_its_files_shows_its_token_to_nobody_and_one_that_broke_off_is_resumed(site: Site):
+    folder = site.folder
+    with program(["server", "--config", str(site.config)], folder, "server") as server:
+        site.serves(server)
+        token = site.added("node", "add", "gpu-1")
+        (folder / "file").write_text("")
+        for config, data_dir in ((folder / "file" / "x.toml", folder / "agent"), (folder / "x.toml", folder / "file" / "agent")):
+            refused = llmgw("join", "--config", str(config), "--data-dir", str(data_dir), stdin=token)
+            assert (refused.returncode, "cannot be used" in refused.stderr, refused.stderr.count("\n")) == (3, True, 1), refused.stderr
+        assert site.rows("node", "list", noun="machines")["gpu-1"]["state"] == "invited"
+        config, data_dir = folder / "agent.toml", folder / "agent"
+        config.write_text("# mine\n")
+        kept = folder / "agent.toml.before-join"
+        kept.mkdir()  # what is written last fails, after the token was used
+        broken = llmgw("join", "--config", str(config), "--data-dir", str(data_dir), stdin=token)
+        assert broken.returncode == 3, broken.stderr
+        assert site.rows("node", "list", noun="machines")["gpu-1"]["state"] == "valid"
+        assert config.read_text() == "# mine\n"
+        kept.rmdir()
+        again = llmgw("join", "--config", str(config), "--data-dir", str(data_dir), stdin=token)
+        assert again.returncode == 0, again.stderr
+        assert tomllib.loads(config.read_text())["agent"]["name"] == "gpu-1"
+        assert not list((data_dir / "identity").glob("joining-*"))
+        twice = llmgw("join", "--config", str(config), "--data-dir", str(data_dir), stdin=token)
+        assert (twice.returncode, "has joined already" in twice.stderr) == (4, True)
 
 
 def test_a_control_plane_of_another_machine_needs_a_replicated_store_and_that_is_said(site: Site):
@@ -159,6 +223,8 @@ def test_a_control_plane_of_another_machine_needs_a_replicated_store_and_that_is
         refused = site.ctl("server", "add", "ctl-2")
         assert refused.returncode == 4
         assert "needs a replicated store" in refused.stderr
+        strange = llmgw("ctl", "status", "--server", site.url, LLMGW_TOKEN=site.token, HOME=str(site.folder))
+        assert (strange.returncode, "LLMGW_CA" in strange.stderr, strange.stderr.count("\n")) == (6, True, 1), strange.stderr
         rows = site.rows("server", "list", noun="machines")
         assert (rows["ctl-1"]["state"], HOST in rows["ctl-1"]["addresses"]) == ("valid", True)
 
@@ -267,6 +333,22 @@ def test_init_on_a_bucket_writes_what_its_store_needs_and_says_what_it_still_lac
     assert (tmp_path / "data" / "ca" / "ca.key").exists()
 
 
+@pytest.mark.parametrize("said", ["", 's3_credentials = "file:KEYS"\n'])
+def test_a_control_plane_that_joins_is_told_of_credentials_only_where_its_file_names_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+):
+    write_credentials(tmp_path / "keys", ACCESS_KEY_ID, SECRET_ACCESS_KEY)
+    config = tmp_path / "x.toml"
+    given = f'replica = "s3://bucket/p"\ns3_endpoint = "http://127.0.0.1:9000"\n{said.replace("KEYS", str(tmp_path / "keys"))}'
+    config.write_text(f"[store]\n{given}")
+    planes = ("https://ctl-1.example:8081",)
+    joined = Joined("ctl-2", MachineRole.SERVER, "c-1", "key", "certificate", "ca", planes, "ca-key", {"replica": "s3://bucket/p"})
+    monkeypatch.setattr(setting_up, "join", lambda *given: joined)
+    token = JoinToken("ab", MachineRole.SERVER, "ctl-2", "sha256:" + "0" * 64, planes)
+    lines = setting_up.join_by(token, config, "", "127.0.0.3", tmp_path / "data", "")
+    assert any("credentials" in line for line in lines) == (not said)
+
+
 def test_a_control_plane_of_another_machine_joins_by_one_command_and_leads_when_the_first_is_gone(tmp_path: Path):
     """Two machines and a bucket, as docs/two-machines.md sets them up."""
     bucket = tmp_path / "s3"
@@ -279,13 +361,19 @@ def test_a_control_plane_of_another_machine_joins_by_one_command_and_leads_when_
         other, url = tmp_path / "other.toml", f"https://127.0.0.3:{free_port()}"
         with program(["server", "--config", str(site.config)], tmp_path, "first") as first:
             site.serves(first)
+            token = site.added("server", "add", "ctl-2")
+            nowhere = llmgw("join", "--config", str(other), "--data-dir", str(tmp_path / "other"), stdin=token)
+            assert (nowhere.returncode, "say --address HOST" in nowhere.stderr, other.exists()) == (3, True, False)
+            # The port that stands in the file is kept.
+            other.write_text(f'[server]\nadmin_listen = "127.0.0.1:{url.rpartition(":")[2]}"\n')
             joined = llmgw(
-                "join", "--config", str(other), "--data-dir", str(tmp_path / "other"), "--address", "127.0.0.3",
-                stdin=site.added("server", "add", "ctl-2"),
+                "join", "--config", str(other), "--data-dir", str(tmp_path / "other"), "--address", "127.0.0.3", stdin=token
             )  # fmt: skip
             assert joined.returncode == 0, joined.stderr
             assert "credentials" in joined.stdout
-            text = other.read_text().replace("https://127.0.0.3:8081", url).replace("127.0.0.3:8081", url.removeprefix("https://"))
+            text = other.read_text()
+            said = tomllib.loads(text)["server"]
+            assert (said["admin_listen"], said["advertise"]) == (url.removeprefix("https://"), url)
             rest = f'[router]\nlisten = "127.0.0.3:{free_port()}"\n[tls]\nplain = "never"\n'
             other.write_text(with_keys(text, "store", {"s3_credentials": f"file:{keys}"}) + rest)
             with program(["server", "--config", str(other)], tmp_path, "second") as second:

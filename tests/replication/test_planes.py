@@ -16,31 +16,46 @@ import trio.lowlevel
 from structlog.testing import capture_logs
 
 from llmgw.domain.errors import Invalid
+from llmgw.domain.identity import MachineRole
+from llmgw.identity.join_tokens import parse_token
 from llmgw.lease.bucket import open_bucket
 from llmgw.settings.load import Loaded, Role, load_bytes
 from llmgw.settings.object_place import ObjectPlace
-from llmgw.wiring import stores
-from llmgw.wiring.identity_files import mark_joined
+from llmgw.wiring import joining, stores
+from llmgw.wiring.identity_files import CA_FOLDER, IDENTITY_FOLDER, mark_joined, save_authority, save_held
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.server import CONTROL_TOKEN_FILE, Running, run_control_plane
 from llmgw.wiring.stores import open_store
+from tests.identity.conftest import Machine, Plane
 from tests.replication.conftest import Seaweed
 from tests.wiring.test_standby import MODEL, ask, until
 
 
-def loaded(folder: Path, place: ObjectPlace, name: str, *, endpoint: str = "", seed: str = "llmgw.db") -> Loaded:
+def loaded(
+    folder: Path,
+    place: ObjectPlace,
+    name: str,
+    *,
+    endpoint: str = "",
+    seed: str = "llmgw.db",
+    host: str = "127.0.0.1",
+    plain: str = "anywhere",
+) -> Loaded:
+    """`plain = "never"`: certificates are all that counts, as between machines; else one control-token is put into both folders."""
     text = f"""
         [server]
         name = "{name}"
         data_dir = "{folder / name}"
-        admin_listen = "127.0.0.1:0"
+        admin_listen = "{host}:0"
         [store]
         path = "{seed}"
         replica = "s3://{place.bucket}/{place.prefix.replace(" ", "-")}"
         s3_endpoint = "{endpoint or place.endpoint}"
         s3_credentials = "{place.credentials}"
         [router]
-        listen = "127.0.0.1:0"
+        listen = "{host}:0"
+        [tls]
+        plain = "{plain}"
         [lease]
         ttl_s = 3
         renew_s = 1
@@ -51,8 +66,9 @@ def loaded(folder: Path, place: ObjectPlace, name: str, *, endpoint: str = "", s
     found = load_bytes(text.encode(), source="test", role=Role.SERVER)
     data_dir = folder / name
     data_dir.mkdir(mode=0o700, exist_ok=True)
-    (data_dir / CONTROL_TOKEN_FILE).write_text("a-token-of-control-planes-that-is-long-enough\n")
-    (data_dir / CONTROL_TOKEN_FILE).chmod(0o600)
+    if plain != "never":
+        (data_dir / CONTROL_TOKEN_FILE).write_text("a-token-of-control-planes-that-is-long-enough\n")
+        (data_dir / CONTROL_TOKEN_FILE).chmod(0o600)
     return found
 
 
@@ -222,3 +238,63 @@ async def test_an_object_store_that_is_silent_at_the_start_is_waited_for_and_tol
             seaweed_server.thaw()
     events = [one["event"] for one in logs if "object store" in one["event"]]
     assert events == ["the object store cannot be used yet; waiting for it", "the object store answers"]
+
+
+class Leader(Plane):
+    """The control plane that lets others in; its CA is in its own data directory."""
+
+    @property
+    def ca_file(self) -> Path:
+        return self.folder / "one" / CA_FOLDER / "ca.pem"
+
+    async def let_in(self, name: str) -> None:
+        """What `llmgw join` does on the machine of another control plane."""
+        text = await self.token(MachineRole.SERVER, name)
+        data_dir = self.folder / name
+
+        def work() -> None:
+            joined = joining.join(parse_token(text), name, ["127.0.0.3"])
+            save_authority(self.machine, data_dir / CA_FOLDER, joined.ca_key_pem, joined.ca_pem)
+            save_held(self.machine, data_dir / IDENTITY_FOLDER, joined.key_pem, joined.certificate_pem, joined.ca_pem)
+
+        await trio.to_thread.run_sync(work)
+
+
+async def test_a_control_plane_that_was_removed_is_told_so_and_is_good_again_once_it_has_joined_anew(tmp_path: Path, place: ObjectPlace):
+    second = loaded(tmp_path, place, "two", host="127.0.0.3", plain="never")
+    async with trio.open_nursery() as nursery:
+        first = loaded(tmp_path, place, "one", host="127.0.0.2", plain="never")
+        leader = Leader(await nursery.start(run_control_plane, RealMachine(), first), tmp_path, Machine())
+        peers = leader.running.controller.peers
+        await leader.let_in("two")
+        async with trio.open_nursery() as its_own:
+            await its_own.start(run_control_plane, RealMachine(), second)
+            await until(lambda: bool(peers.healthy()), "the standby is known")
+            with capture_logs() as logs:
+                assert (await leader.call("POST", "/api/v1/identities/server/two/revoke"))[1]["change"] == "revoked"
+                await until(lambda: any("does not take our word" in one["event"] for one in logs), "the standby hears why")
+                await until(lambda: not peers.healthy(), "the leader does not hear it")
+                (word,) = [one for one in logs if "does not take our word" in one["event"]]
+                assert "the certificate of server two was revoked" in word["why"]
+                refused = [one for one in logs if one["event"] == "a peer was refused"]
+                assert [(one["who"], one["code"]) for one in refused] == [("server", "certificate_revoked")]
+            its_own.cancel_scope.cancel()
+        # A restart alone makes a certificate that nobody knows, by the key that was revoked: it is no way back.
+        async with trio.open_nursery() as its_own:
+            with capture_logs() as logs:
+                (tmp_path / "two" / IDENTITY_FOLDER / "certificate.pem").unlink()
+                (tmp_path / "two" / IDENTITY_FOLDER / "key.pem").unlink()
+                await its_own.start(run_control_plane, RealMachine(), second)
+                await until(lambda: any("certificate of server two was revoked" in one.get("why", "") for one in logs), "it is told")
+                assert not peers.healthy()
+            its_own.cancel_scope.cancel()
+        for name in (CA_FOLDER, IDENTITY_FOLDER):
+            (tmp_path / "two" / name).rename(tmp_path / "two" / f"{name}.old")
+        await leader.let_in("two")
+        async with trio.open_nursery() as its_own:
+            with capture_logs() as logs:
+                await its_own.start(run_control_plane, RealMachine(), second)
+                await until(lambda: bool(peers.healthy()), "the standby is known again")
+            assert [one for one in logs if "refuse" in one["event"] or "refuse" in str(one.get("why", ""))] == []
+            its_own.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()

@@ -55,8 +55,9 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         call.table((), optional=True)
         if role not in ROLES:
             raise Invalid(f"a machine has joined as one of {', '.join(ROLES)}", param="role")
-        ended = await identities.revoke(ROLES[role], name, call.origin)
-        body = {"role": role, "name": name, "certificates": ended, "change": "revoked" if ended else "unchanged"}
+        ended, tokens = await identities.revoke(ROLES[role], name, call.origin)
+        change = "revoked" if ended or tokens else "unchanged"
+        body = {"role": role, "name": name, "certificates": ended, "join_tokens": tokens, "change": change}
         return Reply({**body, "durability": identities.durability})
 
     new = {
@@ -72,7 +73,7 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         Route("POST", "/api/v1/join-tokens/<token>/revoke", revoke_token, "End a join token that was not used", Role.ADMIN),
         Route("GET", "/api/v1/identities", list_, "Which machines have joined, by which certificate",
               query={**PAGED, "role": "server, agent or router"}),
-        Route("POST", "/api/v1/identities/<role>/<name:name>/revoke", revoke, "End every certificate of a machine, and its sessions",
+        Route("POST", "/api/v1/identities/<role>/<name:name>/revoke", revoke, "End a machine's certificates, sessions and join tokens",
               Role.ADMIN),
     )  # fmt: skip
 

@@ -46,6 +46,8 @@ STREAM_SILENCE_S: Final = 60.0  # the API sends a comment at least every 15 s; f
 TRIES: Final = 3
 RETRY_WAIT_S: Final = (0.3, 1.0)  # between tries; a hand-over of leadership takes at most 1 s (testing.md 3)
 RETRY_AFTER_S_MAX: Final = 3.0  # a longer Retry-After is the person's to wait for
+_OF_THE_CLOCK: Final = frozenset({9, 10})  # what OpenSSL calls not yet valid and expired
+_OF_THE_CA: Final = frozenset({18, 19, 20, 21})  # and made by somebody who is not trusted
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024  # chosen: above any listing; what answers more is not our API
 PIECE: Final = 256 * 1024
 
@@ -201,6 +203,8 @@ class Client:
             connection.connect()
         except socket.gaierror as err:
             raise Unavailable(f"the host {self.host} is not known: {_reason(err)}", code="unreachable") from err
+        except ssl.SSLCertVerificationError as err:
+            raise Unavailable(self._not_trusted(err), code="unreachable") from err
         except ssl.SSLError as err:
             raise Unavailable(f"{self.target.server} is not trusted or speaks no TLS: {_reason(err)}", code="unreachable") from err
         except (OSError, http.client.HTTPException) as err:
@@ -216,6 +220,17 @@ class Client:
             except (OSError, ssl.SSLError) as err:
                 raise Invalid(f"the certificates in {self.target.ca} cannot be used: {_reason(err)}") from err
         return self._ssl
+
+    def _not_trusted(self, err: ssl.SSLCertVerificationError) -> str:
+        """Why the certificate that was shown is not taken, with what helps where that is known."""
+        why = f"{self.target.server} is not trusted: {err.verify_message or _reason(err)}"
+        if err.verify_code in _OF_THE_CLOCK:
+            return f"{why}; is this machine's clock right?"
+        if err.verify_code not in _OF_THE_CA:
+            return why
+        if self.target.ca:
+            return f"{why}; {self.target.ca} holds no CA that made its certificate"
+        return f"{why}; for a cluster's own CA, LLMGW_CA names the file of its certificate (ca/ca.pem of a control plane)"
 
     def _headers(self, accept: str) -> dict[str, str]:
         if not (self.target.token.isascii() and self.target.token.isprintable()):
