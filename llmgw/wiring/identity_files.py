@@ -53,8 +53,8 @@ def mark_joined(machine: Machine, data_dir: Path, cluster: str) -> None:
 
 
 def joined_cluster(machine: Machine, data_dir: Path) -> ClusterId | None:
-    """The cluster that this machine's control plane has joined; None where it began one, or was not told. Blocking."""
-    data = machine.disk.read(data_dir / JOINED_FILE)
+    """The cluster that this machine's control plane has joined; None where it began one. Blocking. Raises Invalid, Unavailable."""
+    data = _read(machine, data_dir / JOINED_FILE, "the mark of the cluster that was joined")
     return ClusterId(data.decode("ascii", "replace").strip()) if data else None
 
 

@@ -31,6 +31,7 @@ from llmgw.wiring.dialling import identity_folder
 from llmgw.wiring.identity_files import (
     CA_FOLDER,
     CA_KEY,
+    JOINED_FILE,
     ca_folder,
     ensure_authority,
     load_authority,
@@ -388,7 +389,7 @@ def _given_to_service(folder: Path, ca: Path | None = None) -> Iterator[None]:
 
 def _give(folder: Path, ca: Path | None, owner: tuple[int, int] | None) -> None:
     if owner is not None and owner[0] != 0 and folder.exists():
-        made = [folder, folder / ADMIN_TOKEN_FILE]
+        made = [folder, folder / ADMIN_TOKEN_FILE, folder / JOINED_FILE]
         for inner in (identity_folder(folder), folder / CA_FOLDER, *([ca] if ca is not None else [])):
             made += [inner, *inner.glob("*")]
         for path in made:
