@@ -13,6 +13,12 @@ SCHEDULES = "schedules of "  # a test notes them: record_property(f"{SCHEDULES}t
 FIGURE = "figure "  # likewise: record_property(f"{FIGURE}leader killed", "0.2 s")
 
 
+@pytest.fixture(autouse=True)
+def logs_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that is run in the tests' own process sets up no logging: loggers keep it, and later tests would capture nothing."""
+    monkeypatch.setattr("structlog.configure", lambda **given: None)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts: Counter[str] = Counter()
     figures: dict[str, str] = {}

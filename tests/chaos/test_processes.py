@@ -333,7 +333,7 @@ def test_agents_reach_a_control_plane_over_tls_and_refuse_one_they_cannot_check(
     server = site.start_server()
     assert "https://" in server.output
     agent = site.start("agent")
-    agent.wait_output("a certificate that does not check")
+    agent.wait_output("shows a certificate that was made by another CA")
     agent.end()
     (tmp_path / "agent.toml").write_text(text + f'[tls]\nca = "{certificate}"\n')
     again = site.start("agent")
