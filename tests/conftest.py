@@ -14,9 +14,9 @@ FIGURE = "figure "  # likewise: record_property(f"{FIGURE}leader killed", "0.2 s
 
 
 @pytest.fixture(autouse=True)
-def logs_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that is run in the tests' own process sets up no logging: loggers keep it, and later tests would capture nothing."""
-    monkeypatch.setattr("structlog.configure", lambda **given: None)
+def commands_set_up_no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is run in the tests' own process: loggers keep what they are given, and later tests would capture nothing."""
+    monkeypatch.setattr("llmgw.wiring.runs.configure_logs", lambda settings: None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
