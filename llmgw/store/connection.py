@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
@@ -88,7 +89,7 @@ class Run(Protocol):
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
-class Store:
+class Store(ABC):
     """What every kind of store offers: units of work on the cluster's rows.
 
     A kind says how it reads, and how a unit of work is carried out and kept.
@@ -98,37 +99,37 @@ class Store:
         self._on_trouble: Callable[[str], None] = _nobody
 
     @property
+    @abstractmethod
     def mode(self) -> str:
         """`file`, `replicated`, or `none` for a database in memory."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def durability(self) -> str:
         """How far an acknowledged write reaches: `replicated`, this machine's disk (`local`), or nowhere (`none`)."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def place(self) -> str:
         """Where it is, for people."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def schema(self) -> int:
         """The number of the last migration that the file had seen when it was last used; may be above this build's own."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def may_write(self) -> bool:
         """False where a newer build has changed the file so that this one may only follow, as of when it was last used.
 
         A newer build may do so while this one runs: each write, and each read, looks for itself.
         """
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def trouble(self) -> str:
         """Why the last write was not kept; empty once one has been again. A person repairs it: a full disk, say."""
-        raise NotImplementedError
 
     def watch(self, hook: Callable[[str], None]) -> None:
         """`hook(trouble)` is called after each write that was kept ("") or was not, in place of whoever watched before."""
@@ -182,21 +183,21 @@ class Store:
 
         await self._write(claim)
 
+    @abstractmethod
     async def read(self, unit: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `unit(connection, ...)` in one read transaction: everything it reads is of one instant. Raises `Unavailable`."""
-        raise NotImplementedError
 
     async def read_newest(self, unit: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """As `read`; sees also what was written here and not yet known to be kept, and returns once that is. Raises `Unavailable`."""
         return await self.read(unit, *args, **kwargs)
 
+    @abstractmethod
     def close(self) -> None:
         """Lets go of the files; later calls raise `Unavailable`. May be called twice. Blocks for a last wal_checkpoint."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _write(self, unit: Callable[[apsw.Connection], T], *, touches: bool = False) -> T:
         """`touches`: the unit writes a page though it changes no row."""
-        raise NotImplementedError
 
 
 class FileStore(Store):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, TypeVar
@@ -66,39 +67,39 @@ class CopiedStore(Store):
     """A store that is read as a copy, which standbys follow."""
 
     @property
+    @abstractmethod
     def position(self) -> Position:
         """What the copy here has."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def news(self, position: Position) -> News:
         """On a leader, for a standby that has `position`; waits a moment for something new. Raises Unavailable where nobody leads here."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def catch_up(self) -> None:
         """On a standby: returns once what is read here is at least what was durable at the call, or after CATCH_UP_S."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def pending(self) -> int:
         """Writes of a leader that are not known to be durable."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def replica_report(self) -> ReplicaReport | None:
         """How replicating fares; None on a control plane that has not led."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def follow(self, news: News) -> bool:
         """On a standby, what a leader told. Is anything new? Raises Diverged, Invalid, Unavailable."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def restore_copy(self, base: str) -> None:
         """While no leader tells anything: what is published under `base`. Raises Invalid, Unavailable."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def clean_up(self, base: str, confirmed: Callable[[], bool]) -> None:
         """For a leader, once in a while: what nobody will restore from any more goes. Raises Unavailable."""
-        raise NotImplementedError
 
 
 class _Held:
