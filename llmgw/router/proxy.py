@@ -918,6 +918,8 @@ class Connection(Client):
             self._patience(LOCAL_TIMEOUT_S)
             return self.wake()
         self._settle()  # here and not in the task: a client that leaves now has had its answer
+        if self.kicked is Kick.CLIENT_GONE:  # as one did that has left after its last event: its end has been told, and is told once
+            self._over = True
         if not self._starting and not (self._rests and not self._over and self._read_nowait()):
             self.wake()
         return None

@@ -68,10 +68,11 @@ class Waiter(Source):
 
     def kick(self, why: Kick) -> None:
         """Wakes the task if it waits; else its next wait raises. An expiry is only for a task that waits."""
-        if self.kicked is Kick.CLIENT_GONE or (why is Kick.EXPIRED and self._task is None):
+        if why is Kick.EXPIRED and self._task is None:
             return
-        self.kicked = why
-        self.wake()
+        if self.kicked is not Kick.CLIENT_GONE:
+            self.kicked = why
+        self.wake()  # also where the hang-up is known: whoever saw it may have left the task asleep
 
     def check(self) -> None:
         """Raises Kicked when there is a reason to."""

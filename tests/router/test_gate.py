@@ -487,6 +487,7 @@ HOSTILE: dict[str, Callable[[int], dict[str, Any]]] = {
 @pytest.mark.parametrize("more", [(), MANY])
 def test_no_body_costs_more_than_in_proportion_to_its_size(name: str, more: tuple[str, ...]) -> None:
     one = guard(rule("secret", "top secret", "机密", *more), max_images=1, max_output_tokens=1)
+    judge(one, json.dumps({"model": "m1", **HOSTILE[name](1)}).encode())  # what a process builds once is no cost of a body
     taken, sizes = [], []
     for size in (200, 400, 800):
         body = json.dumps({"model": "m1", **HOSTILE[name](size)}).encode()

@@ -198,6 +198,22 @@ def test_a_client_that_leaves_after_done_has_its_whole_answer(patient: Stage) ->
     assert "status=200" in patient.router.log_line("left-after-done")
 
 
+def test_the_connections_of_clients_that_leave_after_done_are_closed_at_once(patient: Stage) -> None:
+    before = patient.router.descriptors()
+    for _ in range(10):
+        with patient.router.client() as client:
+            # The second request of a client that waits for it goes on a connection that stands: everything is done in callbacks.
+            for _ in range(2):
+                patient.u1.script = [OK]
+                client.send(post(CHAT))
+                assert client.answer().status == 200
+                patient.router.at_rest()
+            patient.u1.script = [SH, E("a"), FIN, DONE, ["w", 15000]]
+            client.send(post(CHAT_S))
+            client.until(b"[DONE]\n\n")
+    until(lambda: patient.router.descriptors() <= before + 2, "no descriptor waits for the keep-alive limit to pass")
+
+
 @pytest.mark.parametrize("step", range(len(GOOD_S) + 1))
 def test_a_hang_up_at_any_point_of_the_exchange_leaves_nothing_behind(patient: Stage, step: int) -> None:
     patient.u1.script = [*GOOD_S[:step], ["w", 15000]]

@@ -28,7 +28,7 @@ from llmgw.router.router import Router
 from llmgw.router.sweeper import Kick
 from llmgw.router.upstreams import Upstream
 from llmgw.wiring.machine import RealMachine
-from tests.router.fakes import CHAT, CHAT_S, GOOD_S, KEY, OK, OK_BODY, WAIT_S, Client, Engine, answer, post
+from tests.router.fakes import CHAT, CHAT_S, DONE, END, FIN, GOOD_S, KEY, OK, OK_BODY, SH, WAIT_S, Client, E, Engine, answer, post
 
 STEPS_MAX = 80  # no exchange here has so many; one that has would be looked at in part
 STAMP = ListStamp(FencingToken(ClusterId("c"), 1, OwnerId("a-1")), 1)
@@ -111,6 +111,7 @@ SCENES = {
     "plain, pooled": Scene(post(CHAT), [OK], pooled=True),
     "stream": Scene(post(CHAT_S), GOOD_S),
     "stream, pooled": Scene(post(CHAT_S), GOOD_S, pooled=True),
+    "a stream whose end comes late": Scene(post(CHAT_S), [SH, E("a"), FIN, DONE, ["w", 20], END], pooled=True),
     "second endpoint after a 500": Scene(post(CHAT), [answer(500, "{}")], pooled=True),
     "second endpoint after a refused connect": Scene(post(CHAT), [OK], dead=True),
     "second endpoint after an early end": Scene(post(CHAT_S), [["close"]]),
