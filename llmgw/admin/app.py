@@ -124,7 +124,7 @@ def make_app(
     desk = _Desk(controller, auth, sign_in, failures, metrics, metrics_token, peers, door)
     quart = _make_quart(desk, table, limits)
     agents = sessions.make_sessions_app(controller.sessions.run, door, MachineRole.AGENT, draining)
-    routers = sessions.make_sessions_app(lambda channel, name: controller.routers.run(channel), door, MachineRole.ROUTER, draining)
+    routers = sessions.make_sessions_app(controller.routers.run, door, MachineRole.ROUTER, draining)
     of_paths = {SESSION_PATH: agents, ROUTER_SESSION_PATH: routers}
     return AdminApp(quart.asgi_app, of_paths, Relay(sign_in, router, limits), PREFIX, draining, limits)
 
