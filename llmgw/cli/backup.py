@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from llmgw.cli.confirm import confirm
 from llmgw.cli.paths import PathOption
 
 if TYPE_CHECKING:
@@ -73,12 +73,13 @@ def restore(file: Path, config: Path, with_settings: bool, replace: bool, yes: b
     from llmgw.wiring.runs import run_command
 
     facts, settings = look_into(file)
-    if with_settings:
-        _write_settings(config, settings, file)
-    loaded = load(config, Role.SERVER)
-    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
+    loaded = None if with_settings else load(config, Role.SERVER)
+    if not yes:
         click.echo(described(facts.cluster_id, facts.epoch, facts.settings_version, facts.at_wall_s))
-        click.confirm("Restore it, in the place of what is there?", abort=True)
+    confirm("Restore it, in the place of what is there?", yes)
+    if loaded is None:
+        _write_settings(config, settings, file)
+        loaded = load(config, Role.SERVER)
     done = run_command(lambda: restore_backup(RealMachine(), loaded, file.absolute(), replace=replace, say=say))
     click.echo(f"restored to {done.place}: {described(facts.cluster_id, done.epoch, facts.settings_version, facts.at_wall_s)}")
     if done.kept:

@@ -101,6 +101,18 @@ def test_what_is_in_the_way_is_one_sentence(config: Path, run: Run, home: Path):
     assert not [file for file in home.rglob(".*") if file.name.startswith((".a.tar", ".llmgw-"))]
 
 
+def test_without_a_terminal_nothing_is_restored_unless_yes_is_said(config: Path, run: Run, home: Path):
+    run("backup", str(home / "a.tar"), "--config", str(config))
+    before = (home / "one" / "data" / "llmgw.db").read_bytes()
+    new = home / "new.toml"
+    for args in (("--config", str(config)), ("--config", str(new), "--with-settings")):
+        ran = run("restore", str(home / "a.tar"), *args)
+        assert (ran.code, "say --yes" in ran.err) == (2, True)
+        assert "cluster c-1, epoch 5" in ran.out
+    assert (home / "one" / "data" / "llmgw.db").read_bytes() == before
+    assert not new.exists()
+
+
 def test_another_cluster_s_store_stays(config: Path, run: Run, home: Path):
     run("backup", str(home / "a.tar"), "--config", str(config))
     other = machine(home / "two", "c-2")
