@@ -45,7 +45,7 @@ from llmgw.admin.api import (
     store,
     usage,
 )
-from llmgw.admin.auth import HOP, AdminAuth, FailureLimit, Principal, is_marked, is_token, told_presented
+from llmgw.admin.auth import HOP, AdminAuth, FailureLimit, Principal, is_token, marked_by, told_presented
 from llmgw.admin.calls import Call, Reply, Route, given_again, kept_answer, request_text
 from llmgw.admin.door import Door, presented_in
 from llmgw.admin.edge import CONTROL_PLANE, CONTROL_PLANE_VALUE, AdminApp
@@ -57,6 +57,7 @@ from llmgw.admin.sign_in import SignIn
 from llmgw.control.controller import Controller
 from llmgw.domain.errors import Invalid, LlmgwError, Unauthenticated, Unavailable
 from llmgw.domain.identity import MachineRole, Presented
+from llmgw.domain.ids import OwnerId, holder_name
 from llmgw.protocol.websocket import ROUTER_SESSION_PATH, SESSION_PATH
 from llmgw.store import idempotency
 from llmgw.store.admin_tokens import Role
@@ -123,7 +124,7 @@ def make_app(
     desk = _Desk(controller, auth, sign_in, failures, metrics, metrics_token, peers, door)
     quart = _make_quart(desk, table, limits)
     agents = sessions.make_sessions_app(controller.sessions.run, door, MachineRole.AGENT, draining)
-    routers = sessions.make_sessions_app(lambda channel, name: controller.routers.run(channel), door, MachineRole.ROUTER, draining)
+    routers = sessions.make_sessions_app(controller.routers.run, door, MachineRole.ROUTER, draining)
     of_paths = {SESSION_PATH: agents, ROUTER_SESSION_PATH: routers}
     return AdminApp(quart.asgi_app, of_paths, Relay(sign_in, router, limits), PREFIX, draining, limits)
 
@@ -366,11 +367,11 @@ class _Desk:
         if not any(name.lower() == b"authorization" for name, _ in headers) and self._sign_in.has_cookie(headers):
             return self._sign_in.check(headers, request.method).principal
         scope = cast(dict[str, Any], request.scope)
+        if (owner := marked_by(headers)) is not None:
+            self._door.check_peer(scope, holder_name(OwnerId(owner)))  # whoever is refused as that guesses no token
         try:
             found = self._auth.check(headers, vouched=self._vouched(), local=self._local())
         except Unauthenticated as err:
-            if is_marked(headers):
-                self._door.check_peer(scope)  # whoever shows a certificate is told about that, and guesses no token
             if err.code == "token_invalid":  # none at all is no guess
                 self._failures.failed(_peer())
             raise

@@ -82,7 +82,7 @@ class AdminAuth:
 
     def is_peer(self, headers: Sequence[tuple[bytes, bytes]], *, vouched: bool, local: bool) -> bool:
         """Has another control plane sent it? One that shows its certificate marks what it brings."""
-        if vouched and is_marked(headers):
+        if vouched and marked_by(headers) is not None:
             return True
         return local and is_token(headers, self._control_token)
 
@@ -95,9 +95,9 @@ class AdminAuth:
         return None if found is None else Principal(found.name, found.role)
 
 
-def is_marked(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Does its sender call itself a control plane?"""
-    return any(name.lower() == HOP.encode() for name, _ in headers)
+def marked_by(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """The owner id of the control plane that its sender calls itself, None where it calls itself none."""
+    return next((value.decode("latin1") for name, value in headers if name.lower() == HOP.encode()), None)
 
 
 def caller(principal: Principal) -> str:

@@ -16,11 +16,20 @@ import trio
 from llmgw.admin.auth import FailureLimit, is_token
 from llmgw.domain.errors import Denied, LlmgwError, Unauthenticated
 from llmgw.domain.identity import MachineRole, Presented
+from llmgw.identity.admission import NOT_JOINED, REVOKED
 from llmgw.settings.address import is_loopback
 
 PRESENTED: Final = "llmgw.presented"  # in a connection's state: whose certificate TLS has checked
 TOLD_MAX: Final = 1_000  # peers of which it is remembered what was told; the oldest are forgotten first
 NEEDS_CERTIFICATE: Final = "a certificate of this cluster is needed here: this machine joins by a join token, `llmgw join`"
+PEER_NEEDS_CERTIFICATE: Final = (
+    "it shows no certificate of this cluster, and its control-token counts on this machine only: it joins by a join token, "
+    "`llmgw server add` here and `llmgw join` there"
+)
+PEER_REMOVED: Final = (
+    "control plane {} was removed from this cluster: it joins anew by a join token, `llmgw server add`; on the machine of another one "
+    "it may take another [server] name"
+)
 log = structlog.get_logger("llmgw.admin")
 
 
@@ -30,6 +39,8 @@ class Certificates(Protocol):
     changed: trio.Event
 
     def refusal(self, shown: Presented, *allowed: MachineRole) -> tuple[str, str] | None: ...
+
+    def removed(self, role: MachineRole, name: str) -> bool: ...
 
 
 class Told:
@@ -83,7 +94,9 @@ class Door:
         return shown
 
     def counts_tokens_of(self, scope: Mapping[str, Any]) -> bool:
-        """Do the tokens of files count for whoever sent this?"""
+        """Do the tokens of files count for whoever sent this? Not beside a certificate: that one decides."""
+        if presented_in(scope) is not None:
+            return False
         return self._plain == "anywhere" or (self._plain == "loopback" and is_of_this_machine(scope))
 
     def vouches(self, scope: Mapping[str, Any]) -> bool:
@@ -95,15 +108,25 @@ class Door:
         """A control plane was let in: if it is refused again, that is told again."""
         self._told.over(_host(scope))
 
-    def check_peer(self, scope: Mapping[str, Any]) -> None:
-        """For whoever calls itself a control plane and was not let in: is it its certificate? Raises Unauthenticated."""
-        shown = presented_in(scope)
-        if shown is None or (fault := self.certificates.refusal(shown, MachineRole.SERVER)) is None:
+    def check_peer(self, scope: Mapping[str, Any], name: str) -> None:
+        """For whoever calls itself the control plane `name`, before any token is looked at. Raises Unauthenticated."""
+        if (fault := self._peer_fault(scope, name)) is None:
             return
         host, port = scope.get("client") or ("local", 0)
         if self._told.is_news(str(host), fault[0]):
             log.warning("a peer was refused", who=MachineRole.SERVER.value, peer=_peer(str(host), port), code=fault[0], why=fault[1])
         raise Unauthenticated(fault[1], code=fault[0])
+
+    def _peer_fault(self, scope: Mapping[str, Any], name: str) -> tuple[str, str] | None:
+        shown = presented_in(scope)
+        if shown is not None:
+            return self.certificates.refusal(shown, MachineRole.SERVER)
+        if not self.counts_tokens_of(scope):
+            return NOT_JOINED, PEER_NEEDS_CERTIFICATE
+        if self.certificates.removed(MachineRole.SERVER, name):
+            # The token's file is of the machine and cannot be ended for one of its control planes.
+            return REVOKED, PEER_REMOVED.format(name)
+        return None
 
     def _check_token(self, scope: Mapping[str, Any], role: MachineRole) -> None:
         if not self.counts_tokens_of(scope):

@@ -24,14 +24,15 @@ from llmgw.admin.store_news import BYTES_MAX, decode_news
 from llmgw.control.peers import Presence
 from llmgw.domain.errors import Unavailable
 from llmgw.domain.usage import UsageBatch
+from llmgw.identity.admission import NOT_JOINED
 from llmgw.identity.trust import Trust, refusal, refused, wrong_server
 from llmgw.protocol.codec import unstructure
 from llmgw.store.admin_tokens import Role
 from llmgw.store.copies import News, Position
 
 WRONG_TOKEN: Final = (
-    "the leader at {} refuses this control plane's own token: the control-token file beside the store was replaced; "
-    "restart both control planes on the same one"
+    "the leader at {} refuses this control plane's own token: the two have read different control-token files; on one store file "
+    "restart both, with a bucket give both the same one, or let this one join (`llmgw server add`)"
 )
 NO_CONTROL_PLANE: Final = (
     "what answers at {} is no control plane's admin port (it said {}): [server] advertise of the control plane that leads, or "
@@ -158,7 +159,7 @@ class PeerClient:
 def _refused_us(address: str, body: bytes) -> Unavailable:
     """It is our certificate or token that it refuses, not that of whoever gave the order."""
     code, message = _error_of(body)
-    if code.startswith("certificate_"):
+    if code.startswith("certificate_") or code == NOT_JOINED:
         return Unavailable(f"the leader at {address} refuses this control plane: {message}", code=code)
     return Unavailable(WRONG_TOKEN.format(address), code="control_token")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, Protocol
@@ -56,6 +56,7 @@ from llmgw.protocol.messages import (
     StartReplica,
     StopReplica,
 )
+from llmgw.protocol.planes import dialled, remembered, without_second_names
 from llmgw.protocol.side_by_side import until_one_ends
 
 log = structlog.get_logger("llmgw.agent.session")
@@ -75,7 +76,6 @@ FAULTS_MAX: Final = 10  # malformed messages in one session before it is ended: 
 LOGGED_CHARACTERS_MAX: Final = 300  # of somebody else's text
 INSTANCE_BYTES: Final = 8
 PLANES_FILE: Final = "control-planes.json"
-PLANES_MAX: Final = 64  # more addresses than any cluster has control planes
 
 Dial = Callable[[str], AbstractAsyncContextManager[Channel]]
 
@@ -129,6 +129,9 @@ class Sessions:
         self._dial = dial
         self._planes_path = folder / PLANES_FILE
         self._configured = control_planes
+        self._remembered: tuple[str, ...] = ()
+        self._stored: tuple[str, ...] = ()
+        self._reached_at: dict[str, str] = {}  # what each address that answered has said of itself
         self._open: list[_Open] = []
         self._dialling: dict[str, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
@@ -141,10 +144,12 @@ class Sessions:
 
     async def run(self) -> None:
         """Keeps a session with every control plane until cancelled."""
-        pushed = await self._read_planes()
+        cluster, urls = await self._machine.run_sync(lambda: stored_planes(self._machine, self._planes_path.parent))
+        if cluster == self._fence.highest.cluster_id:  # an agent that was moved forgets those of the cluster before
+            self._remembered = self._stored = urls
         async with trio.open_nursery() as nursery:
             self._nursery = nursery  # a pushed list of control planes starts and ends tasks here
-            self._dial_exactly((*self._configured, *pushed))
+            self._dial_exactly()
             await self._machine.sleep_until(float("inf"))
 
     # --- what the supervisor tells
@@ -209,6 +214,7 @@ class Sessions:
                 f"{text}. To move the node, stop its agent, remove {self._fence.path} and start it again", code="foreign_cluster"
             )
         loss.over()
+        await self._meet(url, hello.reached_at)
         log.info("session open", url=url, cluster=hello.cluster_id, server=hello.owner, build=hello.build)
         send, outbox = trio.open_memory_channel[FromAgent](OUTBOX_MAX)
         ours_to_end = True
@@ -295,8 +301,10 @@ class Sessions:
                     self._replicas().seen(message)
             case LogRequest():
                 self._put(session, await self._replicas().log(message))
-            case ControlPlanes(urls):
-                await self._take_planes(urls)
+            case ControlPlanes():
+                if session is self._leader:
+                    self._remembered = remembered(self._remembered, message)
+                    await self._use_planes()
             case ServerHello():  # said again when the settings have changed
                 session.heartbeat_s = _bounded(message.heartbeat_s)
                 if session.resting is not None:
@@ -408,9 +416,9 @@ class Sessions:
             kept = self._events.popleft()
             self._put(leader, attrs.evolve(kept.event, age_s=max(0.0, self._machine.now_s() - kept.at_s)))
 
-    def _dial_exactly(self, urls: Iterable[str]) -> None:
+    def _dial_exactly(self) -> None:
         """One task for each address, none for another. One that was turned away for good is not dialled again."""
-        wanted = list(dict.fromkeys(url.rstrip("/") for url in urls))[:PLANES_MAX]
+        wanted = dialled(self._configured, self._remembered, self._reached_at)
         for url in [url for url in self._dialling if url not in wanted]:
             self._dialling.pop(url).cancel()
         for url in wanted:
@@ -418,26 +426,37 @@ class Sessions:
                 self._dialling[url] = scope = trio.CancelScope()
                 self._nursery.start_soon(self._keep, url, scope)
 
-    async def _take_planes(self, urls: tuple[str, ...]) -> None:
-        """The pushed list is kept on disk; the configured addresses always stay."""
-        good = tuple(url for url in urls if url.startswith(("http://", "https://")))
-        try:
-            await self._machine.run_sync(lambda: self._machine.disk.write(self._planes_path, json.dumps(good).encode()))
-        except OSError as err:
-            log.error("the list of control planes cannot be stored", file=str(self._planes_path), error=words(err))
-        self._dial_exactly((*self._configured, *good))
+    async def _meet(self, url: str, reached_at: str) -> None:
+        """Whoever answers there has another name beside it: by that one it is not dialled again, where it would end this session."""
+        if reached_at and self._reached_at.get(url) != reached_at:
+            self._reached_at[url] = reached_at
+            await self._use_planes()
 
-    async def _read_planes(self) -> tuple[str, ...]:
-        try:
-            data = await self._machine.run_sync(lambda: self._machine.disk.read(self._planes_path))
-            urls = json.loads(data) if data else []
-        except (OSError, ValueError) as err:
-            why = words(err) if isinstance(err, OSError) else "it is not JSON"
-            log.warning(
-                "the stored list of control planes cannot be used; those of [agent] are dialled", file=str(self._planes_path), error=why
-            )
-            return ()
-        return tuple(url for url in urls if isinstance(url, str)) if isinstance(urls, list) else ()
+    async def _use_planes(self) -> None:
+        """What is known of control planes is kept on disk and dialled; the configured addresses always stay."""
+        kept = without_second_names(self._configured, self._remembered, self._reached_at)
+        if kept != self._stored:
+            log.info("other control planes are known", control_planes=list(kept))
+            data = json.dumps({"cluster_id": self._fence.highest.cluster_id, "control_planes": kept}).encode()
+            try:
+                await self._machine.run_sync(lambda: self._machine.disk.write(self._planes_path, data))
+                self._stored = kept
+            except OSError as err:
+                log.error("the list of control planes cannot be stored", file=str(self._planes_path), error=words(err))
+        self._dial_exactly()
+
+
+def stored_planes(machine: Machine, folder: Path) -> tuple[str, tuple[str, ...]]:
+    """(cluster, the control planes that its leader told the agent with this data directory of, beside those of its file). Blocking."""
+    path = folder / PLANES_FILE
+    try:
+        data = machine.disk.read(path)
+        found = json.loads(data) if data else {"cluster_id": "", "control_planes": []}
+        return str(found["cluster_id"]), tuple(str(url) for url in found["control_planes"])
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as err:
+        why = words(err) if isinstance(err, OSError) else "it is not the JSON that an agent writes"
+        log.warning("the stored list of control planes cannot be used; those of [agent] are dialled", file=str(path), why=why)
+        return "", ()
 
 
 class _Final(Denied):

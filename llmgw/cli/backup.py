@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from llmgw.cli.confirm import confirm
 from llmgw.cli.paths import PathOption
 
 if TYPE_CHECKING:
@@ -28,23 +28,34 @@ SHA256: Final = "x-content-sha256"
 @click.argument("file", type=PathOption())
 @click.option("--config", type=PathOption(), default=CONFIG, show_default=True, help="The settings file of this machine's control plane.")
 @click.option("--no-secrets", is_flag=True, help="Leave the tokens out. What models have in their environment stays in the store.")
-def backup(file: Path, config: Path, no_secrets: bool) -> None:
+@click.option("--server", default="", metavar="URL", help="A control plane of another machine: its store alone, by an admin's token.")
+def backup(file: Path, config: Path, no_secrets: bool, server: str) -> None:
     """Write one archive of the cluster's store, the settings file and the tokens to FILE, which must not be there yet.
 
     Run it on the machine of any control plane, as its user. Where that runs it is asked for the store; else the files are read, or
-    the replica.
+    the replica. With --server it may be run anywhere, with the token in LLMGW_TOKEN as `llmgw ctl` takes it: settings file, tokens
+    and CA are then not in the archive, because they do not leave their machine.
     """
+    if server and click.get_current_context().get_parameter_source("config") is not click.core.ParameterSource.DEFAULT:
+        raise click.UsageError("--config names the control plane of this machine, --server one of another: name one of them")
+    from llmgw.cli.ctl.places import find
     from llmgw.cli.files import load
     from llmgw.settings.load import Role
-    from llmgw.wiring.backup import take_backup
+    from llmgw.wiring.backup import take_backup, take_backup_from_afar
     from llmgw.wiring.machine import RealMachine
     from llmgw.wiring.runs import run_command
 
-    loaded = load(config, Role.SERVER)
     target = file.absolute()
-    manifest = run_command(
-        lambda: take_backup(RealMachine(), loaded, target, secrets=not no_secrets, fetch=lambda into: fetch_store(loaded.settings, into))
-    )
+    if server:
+        asked = find(server)
+        manifest = run_command(lambda: take_backup_from_afar(RealMachine(), target, lambda into: fetch_from(asked, into)))
+    else:
+        loaded = load(config, Role.SERVER)
+        manifest = run_command(
+            lambda: take_backup(
+                RealMachine(), loaded, target, secrets=not no_secrets, fetch=lambda into: fetch_store(loaded.settings, into)
+            )
+        )
     facts = manifest.facts
     click.echo(f"{file}: {described(facts.cluster_id, facts.epoch, facts.settings_version, facts.at_wall_s)}")
     click.echo(f"  {', '.join(part.name for part in manifest.parts)}; {sum(part.bytes for part in manifest.parts)} bytes")
@@ -73,12 +84,13 @@ def restore(file: Path, config: Path, with_settings: bool, replace: bool, yes: b
     from llmgw.wiring.runs import run_command
 
     facts, settings = look_into(file)
-    if with_settings:
-        _write_settings(config, settings, file)
-    loaded = load(config, Role.SERVER)
-    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
+    loaded = None if with_settings else load(config, Role.SERVER)
+    if not yes:
         click.echo(described(facts.cluster_id, facts.epoch, facts.settings_version, facts.at_wall_s))
-        click.confirm("Restore it, in the place of what is there?", abort=True)
+    confirm("Restore it, in the place of what is there?", yes)
+    if loaded is None:
+        _write_settings(config, settings, file)
+        loaded = load(config, Role.SERVER)
     done = run_command(lambda: restore_backup(RealMachine(), loaded, file.absolute(), replace=replace, say=say))
     click.echo(f"restored to {done.place}: {described(facts.cluster_id, done.epoch, facts.settings_version, facts.at_wall_s)}")
     if done.kept:
@@ -122,11 +134,16 @@ def _write_settings(config: Path, settings: bytes | None, file: Path) -> None:
 
 def fetch_store(settings: Settings, into: Path) -> Fetched:
     """Puts the store of this machine's running control plane into a new file. Raises LlmgwError."""
+    return fetch_from(own_target(settings), into)
+
+
+def fetch_from(target: Target, into: Path) -> Fetched:
+    """Puts the store of the control plane there into a new file. Raises LlmgwError."""
     from llmgw.cli.ctl.client import Client
     from llmgw.domain.errors import Unavailable
     from llmgw.wiring.backup import Fetched
 
-    headers, sha256 = Client(own_target(settings)).download("store/copy", into)
+    headers, sha256 = Client(target).download("store/copy", into)
     if headers.get(SHA256) != sha256:
         raise Unavailable("the copy of the store that the control plane gave is not whole: run it again", code="cut")
     age = headers.get(AGE)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 import click
 
+from llmgw.cli.confirm import confirm
 from llmgw.cli.ctl.client import segment
 from llmgw.cli.ctl.config import when
 from llmgw.cli.ctl.output import Ctl, echo, shared, table
@@ -76,7 +76,7 @@ def _add_node_rm(group: click.Group) -> None:
     @shared
     def remove(ctl: Ctl, name: str, deadline: float | None, wait_limit: float, yes: bool) -> None:
         """Remove a node: drain it, wait until nothing runs there, end its certificate, forget it."""
-        _confirm(f"Drain and remove node {name}?", yes)
+        confirm(f"Drain and remove node {name}?", yes)
         known = any(row.get("name") == name for row in ctl.listing("nodes")["nodes"])
         if known:
             ctl.client.send("POST", f"nodes/{segment(name)}/drain", {} if deadline is None else {"deadline_s": deadline})
@@ -93,7 +93,7 @@ def _add_rm(group: click.Group, role: str, title: str) -> None:
     @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
     @shared
     def remove(ctl: Ctl, name: str, yes: bool) -> None:
-        _confirm(f"Remove {role} {name}?", yes)
+        confirm(f"Remove {role} {name}?", yes)
         if role == "server":
             _let_another_lead(ctl, name)
         ended = _revoke(ctl, role, name, needed=True)
@@ -138,15 +138,6 @@ _ENDED: Final = {"certificates": "certificate", "join_tokens": "join token"}
 def _ended(ended: Mapping[str, int]) -> str:
     said = [f"{count} {_ENDED[what]}{'' if count == 1 else 's'}" for what, count in ended.items() if count]
     return f" ({', '.join(said)} revoked)" if said else ""
-
-
-def _confirm(question: str, yes: bool) -> None:
-    """Raises UsageError where nobody can be asked: a script says that it means it."""
-    if yes:
-        return
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.UsageError("nothing was changed: there is no terminal to ask on, so say --yes")
-    click.confirm(question, abort=True)
 
 
 def command_for(token: str) -> str:

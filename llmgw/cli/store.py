@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from llmgw.cli.backup import CONFIG, say
+from llmgw.cli.confirm import confirm
 from llmgw.cli.paths import PathOption
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ def adopt(prefix: str, file: Path | None, replace: bool, go_back: bool, yes: boo
     if bool(prefix) == (file is not None):
         raise click.UsageError("name either a PREFIX, as `llmgw store status` shows them, or --file")
     from llmgw.cli.files import load
-    from llmgw.domain.errors import Invalid
     from llmgw.settings.load import Role
     from llmgw.wiring.machine import RealMachine
     from llmgw.wiring.runs import run_command
@@ -92,11 +91,7 @@ def adopt(prefix: str, file: Path | None, replace: bool, go_back: bool, yes: boo
     def agree(choice: Choice) -> None:
         for line in _lost(choice):
             click.echo(line)
-        if yes:
-            return
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            raise Invalid("nothing was changed: --yes says that this copy is to be the base", code="not_confirmed")
-        click.confirm("Make it the base?", abort=True)
+        confirm("Make it the base?", yes)
 
     loaded = load(config, Role.SERVER)
     where = None if file is None else file.absolute()

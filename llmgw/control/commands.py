@@ -42,6 +42,7 @@ class Commands:
         """The barrier: ask the node for the inventory that makes it known to this leader."""
         if self._leadership.is_leader:
             self._sessions.send_nowait(node, LeaderHello(self._leadership.token))
+            self._sessions.tell_planes(node)
 
     def hello_all(self) -> None:
         """A new epoch: every connected node is asked anew."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Final
 
 import attrs
@@ -36,9 +37,10 @@ from llmgw.control.leadership import Candidacy, Leadership
 from llmgw.control.node_watch import NodeWatch
 from llmgw.control.nodes import Nodes
 from llmgw.control.observed import Closing, Desired, MemoryNeed, Observed, ObservedReplica, PlanSettings
-from llmgw.control.peers import NoPeers, PeerLink, Peers, Presence
+from llmgw.control.peers import PRESENT_S, NoPeers, PeerLink, Peers, Presence
 from llmgw.control.planning import barrier, explain_model, explain_replica
 from llmgw.control.publisher import Publisher
+from llmgw.control.reach import planes_told
 from llmgw.control.reconciler import Reconciler
 from llmgw.control.restart import Rollouts
 from llmgw.control.router_view import acknowledged_by_all, merged_use
@@ -52,7 +54,8 @@ from llmgw.domain.endpoint import Endpoint, EndpointList, EndpointUse, ListStamp
 from llmgw.domain.errors import Broken, Conflict, NotFound, StaleEpoch, Unavailable
 from llmgw.domain.event import Event, Level
 from llmgw.domain.files import STORAGE_UNAVAILABLE, words
-from llmgw.domain.ids import EndpointId, OwnerId, ReplicaId
+from llmgw.domain.identity import MachineRole
+from llmgw.domain.ids import EndpointId, OwnerId, ReplicaId, holder_name
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.model import Catalog
 from llmgw.domain.plan import Reason
@@ -149,7 +152,8 @@ def _nobody_restarts(why: str) -> None:
 class Controller:
     """Built by `wiring`, which opened the store and found out the cluster's id. `candidacy` is with what it competes for the lease.
 
-    `address` is where other control planes reach this one, `link` how it reaches them; `token_sha256` is of its admin token.
+    `address` is where other control planes reach this one, `link` how it reaches them; `reached_at` is where agents and routers that
+    joined do, "" where they do not; `token_sha256` is of its admin token.
     `file` names the file whose `[[model]]` tables are the catalog ("" with a store); `objects` is what it held at start, and
     what an empty store imports. `size_of` measures a checkpoint; `secret` reads a key from the environment. `load` reads the text
     of this machine's file, `dry_load` tries it in a process of its own, `restart` asks for the graceful restart of this process,
@@ -166,6 +170,7 @@ class Controller:
         candidacy: Candidacy,
         file: str = "",
         address: str = "",
+        reached_at: str = "",
         link: PeerLink | None = None,
         token_sha256: str = "",
         size_of: SizeOf = lambda checkpoint: None,
@@ -180,6 +185,7 @@ class Controller:
         self.in_force = in_force
         self.file = file
         self.address = address
+        self.reached_at = reached_at
         self._token_sha256 = token_sha256
         self._objects = objects
         self._size_of = size_of
@@ -218,7 +224,13 @@ class Controller:
             self.keys.replace_from_file(objects.keys)
         self.identities = Identities(machine, store, self.leadership.cluster_id, self._epoch, self.events, self._tell_others)
         self.sessions = Sessions(
-            machine, self.leadership, self.nodes, self.inventory, self.events, heartbeat_s=lambda: self.settings.reconcile.heartbeat_s
+            machine,
+            self.leadership,
+            self.nodes,
+            self.inventory,
+            self.events,
+            heartbeat_s=lambda: self.settings.reconcile.heartbeat_s,
+            reached_at=reached_at,
         )
         self.commands = Commands(machine, self.leadership, self.sessions, self.inventory, self.events)
         self.publisher = Publisher(
@@ -263,6 +275,7 @@ class Controller:
             poke=self.reconciler.poke,
             wake=lambda model: self.reconciler.poke(),  # a hint: what runs for a model is the planner's to say
             usage=self.usage.offer,
+            reached_at=reached_at,
         )
         self.live.add_sink(self.routers)
         self.add_router(self.routers, self.routers, self.routers)
@@ -509,6 +522,7 @@ class Controller:
             nursery.start_soon(keep_running, self.machine, "reconciler", self.reconciler.run)
             nursery.start_soon(keep_running, self.machine, "engine watch", self._watch_engines)
             nursery.start_soon(keep_running, self.machine, "peers", self.peers.run)
+            nursery.start_soon(keep_running, self.machine, "reach", self._tell_reach)
             nursery.start_soon(keep_running, self.machine, "usage", self.usage.run)
             nursery.start_soon(keep_running, self.machine, "settings poller", self.settings_poller.run)
             nursery.start_soon(keep_running, self.machine, "roll-out", self.rollouts.run)
@@ -532,6 +546,18 @@ class Controller:
                 self._changed()
                 await self._keep_connected_nodes()
             await changed.wait()
+
+    async def _tell_reach(self) -> None:
+        """Machines that joined are told of every control plane: their files know those of their joining only."""
+        while True:
+            planes = None
+            if self.leadership.is_leader:
+                name, servers = holder_name(self.leadership.owner), self.identities.servers()
+                removed = partial(self.identities.removed, MachineRole.SERVER)
+                planes = planes_told(name, self.reached_at, self.peers.reached_at, servers, removed)
+            self.sessions.set_planes(planes)
+            self.routers.set_planes(planes)
+            await self.machine.sleep_until(self.machine.now_s() + PRESENT_S)
 
     def _after_pause(self) -> None:
         """This process stood still for so long that sessions have ended, or will: what runs is asked anew before anything is judged."""
@@ -676,7 +702,7 @@ class Controller:
     def _presence(self) -> Presence:
         heard, _ = self.inventory.heard_and_counted(self.settings.reconcile.node_lost_after_s)
         said = self.in_force.said(self.rollouts.up_s)
-        return Presence(self.leadership.owner, self.address, __version__, heard, self._token_sha256, self._disk_fine, said)
+        return Presence(self.leadership.owner, self.address, __version__, heard, self._token_sha256, self._disk_fine, said, self.reached_at)
 
     async def _watch_disk(self) -> None:
         """A standby's own disk, as a leader's is tried at each renewal: one that takes no writes is nobody to hand over to."""

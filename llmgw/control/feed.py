@@ -29,7 +29,7 @@ from llmgw.protocol import list_delta
 from llmgw.protocol import router_messages as r
 from llmgw.protocol.channel import Channel, ChannelClosed
 from llmgw.protocol.codec import Shared
-from llmgw.protocol.messages import Goodbye, Message
+from llmgw.protocol.messages import ControlPlanes, Goodbye, Message
 from llmgw.protocol.router_messages import EPOCH_MAX, ROUTER_SILENT_S, STANDING_S
 from llmgw.protocol.side_by_side import until_one_ends
 
@@ -102,9 +102,11 @@ class _Session:
     router: _Router
     channel: Channel
     takes_deltas: bool
+    certified: bool = False
     base: EndpointList | None = None
     policy: tuple[int, FencingToken] | None = None
     catalog: tuple[int, FencingToken] | None = None
+    planes: tuple[ControlPlanes, FencingToken] | None = None
     push: int = 0
     generation: int = 0
     taken: deque[r.UsageTaken] = attrs.Factory(lambda: deque(maxlen=TAKEN_MAX))  # still to be said
@@ -158,7 +160,8 @@ class RouterFeeds:
     """`known_replicas` gives the replicas that this leader knows while it has not heard from all of its nodes, else None.
 
     `poke` is called when a stop may have become possible, `wake` with the model that somebody waits for. `usage` takes what
-    clients have used (`control.usage`). `listened_s` is the clock that silence is judged by (`control.attention`).
+    clients have used (`control.usage`). `listened_s` is the clock that silence is judged by (`control.attention`). `reached_at` is the
+    address that this control plane is told of by, "" where it has none.
     """
 
     def __init__(
@@ -172,10 +175,13 @@ class RouterFeeds:
         wake: Wake,
         usage: Callable[[UsageBatch, Callable[[str, int], None]], bool] = _nobody_counts,
         listened_s: Callable[[], float] | None = None,
+        reached_at: str = "",
     ) -> None:
         self._machine = machine
         self._listened_s = listened_s or machine.now_s
         self._leadership = leadership
+        self._reached_at = reached_at
+        self._planes: ControlPlanes | None = None
         self._known_replicas = known_replicas
         self._ttl_s = ttl_s
         self._poke = poke
@@ -216,6 +222,12 @@ class RouterFeeds:
         if policy != self._policy:
             self._policy = policy
             self._number["policy"] += 1
+            self._tell()
+
+    def set_planes(self, planes: ControlPlanes | None) -> None:
+        """What a leader tells routers that joined of the control planes; None while this one does not lead."""
+        if planes != self._planes:
+            self._planes = planes
             self._tell()
 
     def _tell(self) -> None:
@@ -284,8 +296,11 @@ class RouterFeeds:
 
     # --- sessions
 
-    async def run(self, channel: Channel) -> None:
-        """One session, from the router's hello to its end. Never raises for what a peer does: the channel is closed with a reason."""
+    async def run(self, channel: Channel, certified: str = "") -> None:
+        """One session, from the router's hello to its end. Never raises for what a peer does: the channel is closed with a reason.
+
+        `certified` is the name in the router's certificate, "" where it came with the token of this machine.
+        """
         try:
             with trio.move_on_after(HELLO_DEADLINE_S) as limit:
                 hello = await channel.receive()
@@ -293,7 +308,7 @@ class RouterFeeds:
                 raise Invalid(f"no RouterHello within {HELLO_DEADLINE_S:.0f} s", code="no_hello")
             if not isinstance(hello, r.RouterHello):
                 raise Invalid(f"a session begins with RouterHello, not {type(hello).__name__}", code="no_hello")
-            await self._admit(hello, channel)
+            await self._admit(hello, channel, bool(certified))
         except ChannelClosed as err:
             log.debug("router session ended", peer=channel.peer, why=str(err))
         except LlmgwError as err:
@@ -311,7 +326,7 @@ class RouterFeeds:
                 return
             await channel.close(1008, err.message)
 
-    async def _admit(self, hello: r.RouterHello, channel: Channel) -> None:
+    async def _admit(self, hello: r.RouterHello, channel: Channel, certified: bool) -> None:
         for name, value in (("router", hello.router), ("instance", hello.instance)):
             if not value or len(value) > NAME_LENGTH_MAX or not value.isprintable():
                 raise Invalid(f"a router names its {name}", code="malformed_message")
@@ -330,7 +345,7 @@ class RouterFeeds:
         router.sessions += 1
         log.info("router session opened", router=router.id, peer=channel.peer, build=hello.build)
         try:
-            await self._serve(_Session(router, channel, takes_deltas=hello.digest_form == DIGEST_FORM))
+            await self._serve(_Session(router, channel, takes_deltas=hello.digest_form == DIGEST_FORM, certified=certified))
         finally:
             router.sessions -= 1
             log.info("router session closed", router=router.id, peer=channel.peer)
@@ -340,13 +355,16 @@ class RouterFeeds:
 
     async def _send_all(self, session: _Session) -> None:
         leads = self._leadership
-        welcome = r.RouterWelcome(leads.cluster_id, leads.owner, leads.epoch, leads.is_leader, __version__, self._ttl_s())
+        welcome = r.RouterWelcome(
+            leads.cluster_id, leads.owner, leads.epoch, leads.is_leader, __version__, self._ttl_s(), reached_at=self._reached_at
+        )
         await self._send(session, welcome)
         due_s = self._machine.now_s()
         while True:
             changed = self._changed
-            for make in (self._policy_for, self._catalog_for, self._endpoints_for):
-                # Models before endpoints: a model that left is no longer known when its endpoints go.
+            for make in (self._policy_for, self._catalog_for, self._endpoints_for, self._planes_for):
+                # Models before endpoints: a model that left is no longer known when its endpoints go. Control planes after what names
+                # the token: they are taken from whoever is obeyed.
                 if (message := make(session)) is not None:
                     await self._send(session, message)
             while session.taken:
@@ -375,6 +393,14 @@ class RouterFeeds:
             return None
         session.catalog = (self._number["catalog"], token)
         return r.PushCatalog(token, self._catalog)
+
+    def _planes_for(self, session: _Session) -> ControlPlanes | None:
+        if not self._leadership.is_leader or self._planes is None or not session.certified:
+            return None
+        if session.planes == (now := (self._planes, self._leadership.token)):
+            return None
+        session.planes = now
+        return self._planes
 
     def _endpoints_for(self, session: _Session) -> Shared | None:
         stamp = self._stamp
@@ -409,7 +435,7 @@ class RouterFeeds:
         made = self._messages[over] = Shared(message)
         return made
 
-    async def _send(self, session: _Session, message: r.ToRouter | Shared) -> None:
+    async def _send(self, session: _Session, message: r.ToRouter | ControlPlanes | Shared) -> None:
         with trio.move_on_after(SEND_DEADLINE_S) as limit:
             await session.channel.send(message)
         if limit.cancelled_caught:

@@ -87,6 +87,15 @@ class Identities:
         """(code, words) where the holder of this certificate may not come in as one of these, or None."""
         return admission.refusal(shown, self._cluster_id, allowed, self._ended, self._machine.wall_s())
 
+    def servers(self) -> frozenset[str]:
+        """The control planes that have a certificate which is valid now."""
+        now_wall_s = self._machine.wall_s()
+        return frozenset(one.name for one in self.held if one.role is MachineRole.SERVER and state_of(one, now_wall_s) == "valid")
+
+    def removed(self, role: MachineRole, name: str) -> bool:
+        """Was that machine removed, and has it not joined anew? For whoever shows no certificate."""
+        return self._ended.removed(role, name)
+
     def needed_authority(self) -> Authority:
         """Raises Conflict where certificates cannot be made here."""
         if self.authority is None:

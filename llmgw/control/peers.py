@@ -38,7 +38,8 @@ class Presence:
     """A standby's word: who it is, where it is reached, and how many nodes it hears.
 
     `token_sha256` is of the admin token in its data directory, which the leader makes valid everywhere. `disk_fine`: that
-    directory takes writes, without which nobody can lead. `settings` is what it makes of the newest settings.
+    directory takes writes, without which nobody can lead. `settings` is what it makes of the newest settings. `reached_at` is where
+    agents and routers of other machines find it, "" where they do not.
     """
 
     owner: OwnerId
@@ -48,6 +49,7 @@ class Presence:
     token_sha256: str = attrs.field(default="", repr=False)
     disk_fine: bool = True
     settings: PlaneSettings = PlaneSettings()
+    reached_at: str = ""
 
 
 class PeerLink(Protocol):
@@ -104,6 +106,7 @@ class Peers:
         self._me = me
         self._joined = joined
         self._known: dict[OwnerId, tuple[Presence, float]] = {}
+        self.reached_at: dict[str, str] = {}  # of each control plane that has presented itself here, by name, heard lately or not
         self._refused = ("", "")  # by whom this one's word was last refused, and how
         self._changed = trio.Event()  # something that others read every second is new: they are told to look now
 
@@ -116,6 +119,7 @@ class Peers:
         # A process that was started anew at the same address is one standby, not two.
         self._known = {owner: one for owner, one in self._known.items() if one[0].address != presence.address}
         self._known[presence.owner] = (presence, self._machine.now_s())
+        self.reached_at[holder_name(presence.owner)] = presence.reached_at
         self._compare()
         if self._leadership.is_leader:
             await self._joined(presence)

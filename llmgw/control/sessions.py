@@ -49,6 +49,7 @@ class _Session:
     replaced: bool = False
     listening: trio.CancelScope | None = None
     paced: bool = False
+    certified: bool = False
 
     def is_of(self, hello: m.AgentHello) -> bool:
         """Is it the process that says this? One that does not name its instance is taken for that of the same run of its machine."""
@@ -66,13 +67,17 @@ class Sessions:
         inventory: Inventory,
         events: EventLog,
         heartbeat_s: Callable[[], float],
+        reached_at: str = "",
     ) -> None:
+        """`reached_at` is the address that this control plane is told of by, "" where it has none."""
         self._machine = machine
         self._leadership = leadership
         self._nodes = nodes
         self._inventory = inventory
         self._events = events
         self._heartbeat_s = heartbeat_s
+        self._reached_at = reached_at
+        self._planes: m.ControlPlanes | None = None
         self._pace_s = heartbeat_s()  # as every agent knows it
         self._sessions: dict[NodeId, _Session] = {}
         self._on_open: list[Callable[[NodeId], None]] = []
@@ -108,6 +113,24 @@ class Sessions:
             session.scope.cancel()
             raise Unavailable(f"node {session.name} does not take messages", code="node_not_connected") from err
 
+    def set_planes(self, planes: m.ControlPlanes | None) -> None:
+        """What a leader tells agents of the control planes; None while this one does not lead."""
+        if planes == self._planes:
+            return
+        self._planes = planes
+        for node in list(self._sessions):
+            with contextlib.suppress(Unavailable):  # the next session is told
+                self.tell_planes(node)
+
+    def tell_planes(self, node: NodeId) -> None:
+        """An agent that shows the token of this machine is told nothing: another machine's control plane would not let it in by that.
+
+        It takes them from the leader that it obeys, so after the barrier. Raises Unavailable.
+        """
+        session = self._sessions.get(node)
+        if session is not None and session.certified and self._planes is not None:
+            self.send_nowait(node, self._planes)
+
     def end(self, node: NodeId) -> None:
         """Lets go of a node's session, where it has one."""
         if (session := self._sessions.get(node)) is not None:
@@ -126,7 +149,8 @@ class Sessions:
                 session.listening.cancel()
 
     def _hello(self) -> m.ServerHello:
-        return m.ServerHello(self._leadership.cluster_id, self._leadership.owner, __version__, self._heartbeat_s())
+        leads = self._leadership
+        return m.ServerHello(leads.cluster_id, leads.owner, __version__, self._heartbeat_s(), reached_at=self._reached_at)
 
     async def read_log(self, replica: ReplicaId, attempt: int, offset: int, limit: int) -> m.LogChunk:
         """A part of a replica's log, from its agent. Raises NotFound, Unavailable, TimedOut."""
@@ -172,7 +196,7 @@ class Sessions:
                     f'"{certified}", or join anew under the other name',
                     code="certificate_name",
                 )
-            await self._admit(hello, channel)
+            await self._admit(hello, channel, bool(certified))
         except ChannelClosed as err:
             log.debug("session ended", peer=channel.peer, why=str(err))
         except LlmgwError as err:
@@ -192,7 +216,7 @@ class Sessions:
                 return
             await channel.close(1008, err.message)
 
-    async def _admit(self, hello: m.AgentHello, channel: Channel) -> None:
+    async def _admit(self, hello: m.AgentHello, channel: Channel, certified: bool) -> None:
         facts = hello.facts
         if not facts.id or not facts.name:
             raise Invalid("an agent names its node's id and name", code="malformed_message")
@@ -216,7 +240,7 @@ class Sessions:
             self._replace(live)
         send, receive = trio.open_memory_channel[m.ToAgent](OUTBOX_MAX)
         with trio.CancelScope() as scope:
-            session = _Session(facts.id, facts.name, facts.boot_id, hello.instance, channel, send, scope)
+            session = _Session(facts.id, facts.name, facts.boot_id, hello.instance, channel, send, scope, certified=certified)
             self._sessions[facts.id] = session
             ahead_s = hello.wall_s - self._machine.wall_s() if hello.wall_s else 0.0
             self._inventory.opened(facts, ahead_s)

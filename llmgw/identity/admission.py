@@ -16,6 +16,7 @@ FOREIGN: Final = "certificate_foreign"
 WRONG_ROLE: Final = "certificate_role"
 REVOKED: Final = "certificate_revoked"
 EXPIRED: Final = "certificate_expired"
+NOT_JOINED: Final = "not_joined"
 
 
 class Certified(Protocol):
@@ -55,6 +56,10 @@ class Ended:
             # A key that was revoked once stays so: joining anew draws another.
             frozenset(_key(one) for one in every) - frozenset(_key(one) for one in revoked),
         )
+
+    def removed(self, role: MachineRole, name: str) -> bool:
+        """Was that machine removed, and has it not joined anew? For whoever shows no certificate."""
+        return (role, name) in self.names and all((known, of) != (role, name) for known, of, _ in self.keys)
 
 
 def _key(one: Certified) -> tuple[MachineRole, str, str]:

@@ -124,13 +124,14 @@ class LogChunk:
 
 @attrs.frozen
 class ServerHello:
-    """First answer in a session."""
+    """First answer in a session. `reached_at` is the address that the sender is told of by, "" where it has none."""
 
     cluster_id: ClusterId
     owner: OwnerId
     build: str
     heartbeat_s: float = 10.0
     protocol: int = PROTOCOL
+    reached_at: str = ""
 
 
 @attrs.frozen
@@ -201,9 +202,10 @@ class EngineSeen:
 
 @attrs.frozen
 class ControlPlanes:
-    """Every control plane's address, for the agent to keep on disk."""
+    """Control planes' addresses, for whoever obeys the sender to keep on disk and dial too. `whole`: there are no others."""
 
     urls: tuple[str, ...]
+    whole: bool = False
 
 
 @attrs.frozen

@@ -6,7 +6,8 @@ under; a router refuses what an agent would refuse, and says so with `RouterRefu
 the leader `UsageReport`, which it answers with `UsageTaken` once the batch is stored.
 A changed list of endpoints goes as `PushDelta` to a router that can check one, over the list that it was sent before in this
 session; where the two do not fit, or one is missing, it says `AskEndpoints` and is sent the whole list.
-Ages are seconds on the sender's clock, never times. Readers skip fields they do not know. `Goodbye` is that of `messages`.
+Ages are seconds on the sender's clock, never times. Readers skip fields they do not know. `Goodbye` is that of `messages`, and so is
+`ControlPlanes`, which a leader tells to routers that joined.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class UsageReport:
 
 @attrs.frozen
 class RouterWelcome:
-    """First answer in a session. `leads`: what follows is a leader's, else a standby's. `ttl_s` is the lease's."""
+    """First answer in a session. `leads`: what follows is a leader's, else a standby's. `ttl_s` is the lease's. `reached_at` is the
+    address that the sender is told of by, "" where it has none."""
 
     cluster_id: ClusterId
     owner: OwnerId
@@ -136,6 +138,7 @@ class RouterWelcome:
     build: str
     ttl_s: float = TTL_S_DEFAULT
     protocol: int = ROUTER_PROTOCOL
+    reached_at: str = ""
 
 
 @attrs.frozen

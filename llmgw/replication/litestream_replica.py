@@ -20,7 +20,7 @@ from llmgw.replication.durable import Sync
 from llmgw.replication.folders import Folder, make_folder, remove_others
 from llmgw.replication.litestream import Litestream
 from llmgw.replication.prefix_store import PrefixStore
-from llmgw.replication.programs import Found, find
+from llmgw.replication.programs import Found, find_unless_cancelled
 from llmgw.replication.restoring import restore
 from llmgw.replication.seeding import copy_seed
 from llmgw.settings.object_place import ObjectPlace
@@ -44,9 +44,9 @@ class LitestreamReplica:
 
     # --- before anything is used
 
-    def check_program(self) -> None:
-        """Blocking. Raises Invalid where Litestream is not there, or too old."""
-        self._program = find()
+    async def check_program(self) -> None:
+        """Raises Invalid where Litestream is not there, or too old."""
+        self._program = await find_unless_cancelled()
 
     async def check_unused(self) -> None:
         """For a bucket without a lease. Raises Invalid where it holds the copy of a store all the same; Unavailable."""

@@ -30,14 +30,16 @@ from llmgw.replication.feed import Feed
 from llmgw.replication.orders import carry_out
 from llmgw.replication.rules import RULES, Rules, Step
 from llmgw.replication.term import TermStore
-from llmgw.store import meta
+from llmgw.store import held, meta
 from llmgw.store.connection import Claim, FileStore, Use
 from llmgw.store.copies import NAME_BYTES, RESTORED, SUFFIX, CopiedStore, Copy, News, Position, ReplicaReport, write_whole
+from llmgw.store.held import Held
 from llmgw.store.settings import newest_version
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
+LOST_SHOWN: Final = 5  # names in one line
 COPIES: Final = "copies"  # in the data directory
 FINAL_S_MAX: Final = 2.0  # for what a leader that leaves has not yet seen to be durable
 CATCH_UP_S: Final = 3.0  # chosen: two questions of a standby to its leader, each answered within NEWS_S_MAX, and the way there and back
@@ -186,7 +188,7 @@ class ReplicatedStore(CopiedStore):
         async def restore() -> None:
             await self._replica.restore(claim.base, path, claim.progress)
             work = keeping.work = await FileStore.open(path, self._machine.run_sync, Use.WORKING)
-            await _check(work, claim, await newest_version(self), self._place)
+            await _check(work, claim, await held.load(self), self._place)
             await work.claim_epoch(claim.epoch, claim.owner)
             if (await meta.load(work)).cluster_id is None:
                 await meta.ensure_cluster_id(work, claim.epoch, claim.cluster_id)
@@ -411,7 +413,7 @@ async def _restored(machine: Machine, replica: Replica, base: str, folder: Path)
     return take
 
 
-async def _check(work: FileStore, claim: Claim, read_version: int, place: str) -> None:
+async def _check(work: FileStore, claim: Claim, read: Held, place: str) -> None:
     """Is it what the lease speaks of, and where it speaks of nothing, no less than what was read here? Raises Invalid, Unavailable."""
     found = (await meta.load(work)).cluster_id
     if found is not None and found != claim.cluster_id:
@@ -419,10 +421,13 @@ async def _check(work: FileStore, claim: Claim, read_version: int, place: str) -
             f"the store is of cluster {found}, and the lease of {claim.cluster_id}: they do not belong together", code="foreign_cluster"
         )
     version = await newest_version(work)
-    if not claim.base and version < read_version:  # to begin with it would take every model and key from the cluster
+    # To begin with less would take models and keys from the cluster. A file that [store] path still names may have as many versions
+    # of the settings, and be of before the rest.
+    if not claim.base and (lost := held.missing(read, await held.load(work))):
+        more = f" and {len(lost) - LOST_SHOWN} more" if len(lost) > LOST_SHOWN else ""
         raise Invalid(
-            f"the lease of {place} names no store to begin with, and this control plane has read one, with version {read_version} of"
-            " the settings: the lease's record was removed, or [store] replica names another place than it did",
+            f"the lease of {place} names no store to begin with, and this control plane has read one with {', '.join(lost[:LOST_SHOWN])}"
+            f"{more}, which would be lost: the lease's record was removed, or [store] replica names another place than it did",
             code="base_gone",
         )
     if version < claim.settings_version:

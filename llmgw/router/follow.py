@@ -29,7 +29,8 @@ from llmgw.domain.usage import UsageBatch
 from llmgw.protocol import list_delta
 from llmgw.protocol.channel import Channel, ChannelClosed
 from llmgw.protocol.losses import Loss
-from llmgw.protocol.messages import Goodbye, Message
+from llmgw.protocol.messages import ControlPlanes, Goodbye, Message
+from llmgw.protocol.planes import dialled, remembered, without_second_names
 from llmgw.protocol.router_messages import (
     EPOCH_MAX,
     ROUTER_PROTOCOL,
@@ -144,7 +145,10 @@ class Follower:
         self._router = router
         self._dial = dial
         self._folder = folder
-        self._urls = tuple(dict.fromkeys(url.rstrip("/") for url in control_planes))
+        self._configured = control_planes
+        self._reached_at: dict[str, str] = {}  # what each address that answered has said of itself
+        self._dialling: dict[str, trio.CancelScope] = {}
+        self._nursery: trio.Nursery | None = None
         self._name = name
         self._workers = workers
         self._cors_origins = cors_origins
@@ -227,7 +231,7 @@ class Follower:
         now_s = self._machine.now_s()
         opened = {session.url for session in self._open}
         return Following(
-            sessions={url: url in opened for url in self._urls},
+            sessions={url: url in opened for url in self.control_planes()},
             leader=self._leader_url,
             epoch=self._state.highest.epoch if self._state.highest is not None else 0,
             leader_silent_s=now_s - self._leader_heard_s,
@@ -245,13 +249,32 @@ class Follower:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._kept.run)
             nursery.start_soon(self._watch_leader)
-            for url in self._urls:
-                nursery.start_soon(self._keep, url)
+            self._nursery, self._dialling = nursery, {}  # what a leader tells of control planes starts and ends tasks here
+            self._dial_exactly()
+
+    def control_planes(self) -> tuple[str, ...]:
+        """Those that are dialled: the file's, and those that a leader has told of."""
+        return dialled(self._configured, self._state.control_planes, self._reached_at)
+
+    def _dial_exactly(self) -> None:
+        """One task for each control plane, none for another."""
+        wanted = self.control_planes()
+        for url in [url for url in self._dialling if url not in wanted]:
+            self._dialling.pop(url).cancel()
+        for url in wanted:
+            if url not in self._dialling and self._nursery is not None:
+                self._dialling[url] = scope = trio.CancelScope()
+                self._nursery.start_soon(self._keep, url, scope)
 
     # --- one control plane
 
-    async def _keep(self, url: str) -> None:
-        """Dials again and again, with full jitter."""
+    async def _keep(self, url: str, scope: trio.CancelScope) -> None:
+        """Dials again and again, until told not to."""
+        with scope:
+            await self._dial_again_and_again(url)
+
+    async def _dial_again_and_again(self, url: str) -> None:
+        """With full jitter."""
         window_s = RECONNECT_S_FIRST
         loss = Loss()
         while True:
@@ -290,6 +313,9 @@ class Follower:
         self._take_ttl(welcome.ttl_s)
         log.info("follows", url=url, cluster=welcome.cluster_id, server=welcome.owner, epoch=welcome.epoch, leads=welcome.leads)
         welcomed.set()
+        if welcome.reached_at:
+            self._reached_at[url] = welcome.reached_at
+            self._remember(self._state.control_planes)
         session = _Session(url, channel.peer, welcome.protocol, self._machine.now_s())
         ours_to_end = True
         self._open.append(session)
@@ -386,6 +412,9 @@ class Follower:
                 if self._admits(token, session):
                     await self._lead(token)
                     self._act_on_leader(token)
+            case ControlPlanes():
+                if session.url == self._leader_url:
+                    self._remember(remembered(self._state.control_planes, message))
             case UsageTaken(boot, number):
                 self.usage_taken(boot, number)
             case _:
@@ -407,6 +436,14 @@ class Follower:
             self._list_heard_s = self._machine.now_s()
             self._act()
             self._tell()
+
+    def _remember(self, known: tuple[str, ...]) -> None:
+        known = without_second_names(self._configured, known, self._reached_at)
+        if known != self._state.control_planes:
+            self._state = attrs.evolve(self._state, control_planes=known)
+            log.info("other control planes are known", control_planes=list(known))
+            self._kept.save_soon()
+            self._dial_exactly()
 
     def _completed(self, change: list_delta.ListDelta, session: _Session) -> EndpointList | None:
         """The whole list that a delta stands for. None where we cannot be sure of it: then it is asked for, and we stay as we are."""

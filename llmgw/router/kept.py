@@ -39,7 +39,7 @@ class Pushed:
     """What leaders have pushed so far, and what is kept on disk. None: never yet.
 
     `highest` is the highest token met; `stamp` that of `endpoints`, which may be of an epoch before, and `push` its sender's
-    count. `withdrawn` are endpoints that a leader took off its lists, the newest last.
+    count. `withdrawn` are endpoints that a leader took off its lists, the newest last; `control_planes` are those that it told of.
     """
 
     highest: FencingToken | None = None
@@ -49,6 +49,7 @@ class Pushed:
     withdrawn: tuple[EndpointId, ...] = ()
     catalog: Catalog | None = None
     policy: Policy | None = None
+    control_planes: tuple[str, ...] = ()
 
 
 class KeptState:

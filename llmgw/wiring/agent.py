@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -12,9 +13,11 @@ import trio
 
 from llmgw.agent.agent import AgentPlan
 from llmgw.agent.agent import run_agent as run
+from llmgw.agent.session import stored_planes
 from llmgw.domain.errors import EXIT_OK, Invalid
 from llmgw.domain.identity import MachineRole
 from llmgw.domain.ports import Machine
+from llmgw.protocol.planes import dialled
 from llmgw.settings.address import parse_ports
 from llmgw.settings.load import Loaded
 from llmgw.settings.schema import AgentSettings
@@ -74,7 +77,11 @@ async def run_agent(
     with claim(plan.data_dir):
         joined = identity_folder(plan.data_dir)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(keep_renewed, machine, joined, MachineRole.AGENT, plan.control_planes, ca)
+
+            def known() -> Sequence[str]:
+                return dialled(plan.control_planes, stored_planes(machine, plan.data_dir)[1], {})
+
+            nursery.start_soon(keep_renewed, machine, joined, MachineRole.AGENT, known, ca)
             await run(machine, plan, dialler(machine, file, ca, joined=joined), stop_engines=stop_engines, task_status=task_status)
             nursery.cancel_scope.cancel()
 

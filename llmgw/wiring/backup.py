@@ -97,6 +97,16 @@ async def take_backup(machine: Machine, loaded: Loaded, target: Path, *, secrets
         return await machine.run_sync(lambda: write_archive(target, facts, {k: v for k, v in contents.items() if v is not None}))
 
 
+async def take_backup_from_afar(machine: Machine, target: Path, fetch: Fetch) -> Manifest:
+    """The store alone, of a control plane of another machine: its files and secrets do not leave it. As `take_backup`."""
+    check_target(target)
+    with _beside(target) as staging:
+        copy = staging / STORE
+        fetched = await machine.run_sync(partial(fetch, copy))
+        found = await machine.run_sync(partial(verify, copy))
+        return await machine.run_sync(lambda: write_archive(target, _facts(found, fetched, machine.wall_s()), {STORE: copy}))
+
+
 def _facts(found: Copy, fetched: Fetched, wall_s: float) -> Facts:
     return Facts(
         cluster_id=found.cluster_id,

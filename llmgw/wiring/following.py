@@ -64,8 +64,8 @@ async def keep_following(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep_running, machine, "follower", follower.run)
         nursery.start_soon(keep_running, machine, "usage", usage.run)
-        joined, urls = identity_folder(router_folder(settings)), settings.router.control_planes
-        nursery.start_soon(keep_renewed, machine, joined, MachineRole.ROUTER, urls, settings.tls.ca)
+        joined = identity_folder(router_folder(settings))
+        nursery.start_soon(keep_renewed, machine, joined, MachineRole.ROUTER, follower.control_planes, settings.tls.ca)
 
 
 def _absolute(text: str) -> Path:

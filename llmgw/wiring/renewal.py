@@ -5,7 +5,7 @@ The key stays; the file of the certificate is replaced whole, and what dials tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,12 +22,15 @@ LOOK_S: Final = 3_600.0  # a certificate is renewed a month before its end: an h
 log = structlog.get_logger("llmgw.identity")
 
 
-async def keep_renewed(machine: Machine, folder: Path, role: MachineRole, control_planes: Sequence[str], others: str) -> None:
-    """Until cancelled. What fails is logged once for each reason, and tried again; a machine that has not joined has nothing to renew."""
+async def keep_renewed(machine: Machine, folder: Path, role: MachineRole, control_planes: Callable[[], Sequence[str]], others: str) -> None:
+    """Until cancelled. `control_planes` tells those that are known now; it may block.
+
+    What fails is logged once for each reason, and tried again; a machine that has not joined has nothing to renew.
+    """
     told = ""
     while True:
         try:
-            if await machine.run_sync(lambda: renew_if_due(machine, folder, role, control_planes, others)):
+            if await machine.run_sync(lambda: renew_if_due(machine, folder, role, control_planes(), others)):
                 log.info("this machine's certificate was renewed", role=role.value)
             told = ""
         except (LlmgwError, OSError, ValueError) as err:  # an agent does not end for it: a month is left

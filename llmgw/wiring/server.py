@@ -237,6 +237,7 @@ async def run_control_plane(
         called = settings.server.name or socket.gethostname().partition(".")[0] or "ctl"
         owner = OwnerId(owner_id(called, machine.fresh_hex(OWNER_RANDOM_BYTES)))
         address = settings.server.advertise.rstrip("/") or admin_url
+        reached_at = told_address(settings, admin_sockets[0].getsockname()[1])
         admin_token = ensure_token(machine, data_dir / ADMIN_TOKEN_FILE, "the admin token")
         agent_token_file = opened.tokens / AGENT_TOKEN_FILE
         agent_token = ensure_token(machine, agent_token_file, "the agents' token")
@@ -260,6 +261,7 @@ async def run_control_plane(
             candidacy=candidacy,
             file=file,
             address=address,
+            reached_at=reached_at,
             link=peers,
             token_sha256=hash_token(admin_token),
             size_of=_size_of,
@@ -270,7 +272,7 @@ async def run_control_plane(
             reloading=reloading,
         )
         controller.identities.authority = authority
-        controller.identities.reaches = lambda: [told_address(settings, admin_sockets[0].getsockname()[1]), *controller.peers.addresses()]
+        controller.identities.reaches = lambda: [reached_at, *controller.peers.addresses()]
         controller.identities.takes_servers = partial(_no_second_machine, settings)
         admin_tls = public_tls(settings.tls.certificate, settings.tls.key) if settings.tls.certificate else None
         if own is not None:

@@ -153,7 +153,7 @@ async def _replicated(
 ) -> OpenStore:
     """`seed` is the file whose rows the first leader begins with, where there is one."""
     replica = LitestreamReplica(machine, place, data_dir, seed)
-    await machine.run_sync(replica.check_program)
+    await replica.check_program()
     await machine.run_sync(place.read_credentials)
     leases = ObjectLeases(machine, place, LeaseTimings.of(lease.ttl_s, lease.renew_s, lease.poll_s))
     read = partial(ReplicatedStore.begin, machine, replica, data_dir, str(place))

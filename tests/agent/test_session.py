@@ -149,13 +149,13 @@ class World:
         return await self._mailbox(url)[1].receive()
 
     async def hello(
-        self, url: str = "http://a:1", cluster: str = CLUSTER, heartbeat_s: float = 10.0
+        self, url: str = "http://a:1", cluster: str = CLUSTER, heartbeat_s: float = 10.0, reached_at: str = ""
     ) -> tuple[SimChannel, AgentHello, Inventory]:
         """A session after the hellos and the warm inventory."""
         end = await self.arrival(url)
         greeting = await end.receive()
         assert isinstance(greeting, AgentHello)
-        await end.send(ServerHello(ClusterId(cluster), OwnerId("ctl-a"), "0.1.0", heartbeat_s))
+        await end.send(ServerHello(ClusterId(cluster), OwnerId("ctl-a"), "0.1.0", heartbeat_s, reached_at=reached_at))
         warm = await end.receive()
         assert isinstance(warm, Inventory)
         return end, greeting, warm
@@ -515,19 +515,51 @@ async def test_a_final_goodbye_ends_the_dialling_of_that_control_plane_only(auto
         world.sessions.changed(report)  # the other session goes on
 
 
-async def test_pushed_control_planes_are_dialled_kept_on_disk_and_dropped_when_the_list_drops_them(autojump_clock: object) -> None:
+async def test_the_leaders_list_of_control_planes_is_dialled_kept_on_disk_and_dropped_when_it_drops_them(autojump_clock: object) -> None:
     world = World()
     async with running(world):
         end, _, _ = await world.hello()
+        await end.send(LeaderHello(token(1)))
         await end.send(ControlPlanes(("http://a:1", "http://b:1", "ftp://x", "http://b:1/")))
         second, _, _ = await world.hello("http://b:1")
-        assert json.loads(world.machine.disk.files[FOLDER / PLANES_FILE])
+        kept = json.loads(world.machine.disk.files[FOLDER / PLANES_FILE])
+        assert kept == {"cluster_id": CLUSTER, "control_planes": ["http://b:1"]}
+        # Who does not know them all takes none away; who does not lead is not asked.
+        await end.send(ControlPlanes(("http://a:1",)))
+        await second.send(ControlPlanes(("http://evil:1",), whole=True))
+        await world.machine.sleep_until(world.machine.now_s() + 1.0)
     async with running(world):
         second, _, _ = await world.hello("http://b:1")
         first, _, _ = await world.hello("http://a:1")
-        await first.send(ControlPlanes(("http://a:1",)))
+        await first.send(LeaderHello(token(1)))
+        await first.send(ControlPlanes(("http://a:1",), whole=True))
         assert isinstance(await receive(second, Goodbye), Goodbye)
-        assert "ftp://x" not in [url for url, _ in world.dialled]
+        assert json.loads(world.machine.disk.files[FOLDER / PLANES_FILE])["control_planes"] == []
+        assert {url for url, _ in world.dialled} == {"http://a:1", "http://b:1"}
+
+
+@pytest.mark.parametrize("stored", [b'{"cluster_id": "c-0", "control_planes": ["http://b:1"]}', b"[1]", b"junk", b'{"cluster_id": 1}'])
+async def test_what_is_of_another_cluster_or_no_list_is_not_dialled(autojump_clock: object, stored: bytes) -> None:
+    """An agent that was moved would be taken back by whoever of its old cluster answers first."""
+    world = World()
+    world.machine.disk.files[FOLDER / PLANES_FILE] = stored
+    async with running(world):
+        await world.hello()
+        await world.machine.sleep_until(world.machine.now_s() + 30.0)
+    assert {url for url, _ in world.dialled} == {"http://a:1"}
+
+
+async def test_a_control_plane_is_not_dialled_by_a_second_name(autojump_clock: object) -> None:
+    """Each of the two sessions would end the other at the control plane, for ever."""
+    world = World()
+    for _ in range(2):
+        async with running(world, "http://127.0.0.1:1"):
+            end, _, _ = await world.hello("http://127.0.0.1:1", reached_at="http://ctl-1:1")
+            await end.send(LeaderHello(token(1)))
+            await end.send(ControlPlanes(("http://ctl-1:1", "http://ctl-2:1"), whole=True))
+            await world.hello("http://ctl-2:1", reached_at="http://ctl-2:1")
+            await world.machine.sleep_until(world.machine.now_s() + 30.0)
+        assert {url for url, _ in world.dialled} == {"http://127.0.0.1:1", "http://ctl-2:1"}
 
 
 async def test_a_control_plane_that_takes_nothing_loses_the_session_and_gets_everything_in_the_next(autojump_clock: object) -> None:

@@ -59,7 +59,7 @@ def test_a_key_is_made_used_and_revoked_and_a_router_of_its_own_knows_it_also_wh
     secret, kept = (site.ctl("key", "create", name).splitlines()[1] for name in ("team-a", "team-b"))
     for one in (secret, kept):
         site.wait_status(one, 200)
-    site.ctl("key", "revoke", "old")
+    site.ctl("key", "revoke", "old", "--yes")
     site.wait_status(OLD, 401)
     site.admin("POST", "/keys/team-a/revoke", {})
     begun_s = time.monotonic()

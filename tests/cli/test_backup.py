@@ -101,6 +101,29 @@ def test_what_is_in_the_way_is_one_sentence(config: Path, run: Run, home: Path):
     assert not [file for file in home.rglob(".*") if file.name.startswith((".a.tar", ".llmgw-"))]
 
 
+def test_a_backup_from_afar_needs_a_token_and_no_settings_file(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch):
+    target, server = str(home / "a.tar"), f"http://127.0.0.2:{free_port()}"
+    assert run("backup", target, "--server", "https://ctl-1.example:8081").code == 5
+    monkeypatch.setenv("LLMGW_TOKEN", "t" * 64)
+    ran = run("backup", target, "--server", server)
+    assert (ran.code, f"nothing answers at {server}" in ran.err) == (6, True)
+    ran = run("backup", target, "--server", server, "--config", "x.toml")
+    assert (ran.code, "name one of them" in ran.err) == (2, True)
+    assert list(home.iterdir()) == []
+
+
+def test_without_a_terminal_nothing_is_restored_unless_yes_is_said(config: Path, run: Run, home: Path):
+    run("backup", str(home / "a.tar"), "--config", str(config))
+    before = (home / "one" / "data" / "llmgw.db").read_bytes()
+    new = home / "new.toml"
+    for args in (("--config", str(config)), ("--config", str(new), "--with-settings")):
+        ran = run("restore", str(home / "a.tar"), *args)
+        assert (ran.code, "say --yes" in ran.err) == (2, True)
+        assert "cluster c-1, epoch 5" in ran.out
+    assert (home / "one" / "data" / "llmgw.db").read_bytes() == before
+    assert not new.exists()
+
+
 def test_another_cluster_s_store_stays(config: Path, run: Run, home: Path):
     run("backup", str(home / "a.tar"), "--config", str(config))
     other = machine(home / "two", "c-2")

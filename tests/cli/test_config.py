@@ -270,7 +270,7 @@ def test_versions_are_listed_compared_and_taken_back(real: Run):
     assert back.out == "guard.max_messages: 7 -> 2048\nsettings version 3 is written (durability: none)\nno restart is needed\n"
     assert "quiet again" in real("config", "history", "--limit", "1").out
     unasked = real("config", "rollback", "1")
-    assert (unasked.code, "give --yes" in unasked.err) == (2, True)
+    assert (unasked.code, "say --yes" in unasked.err) == (2, True)
     missing = real("config", "rollback", "9", "--yes")
     assert (missing.code, missing.err) == (4, "llmgw: there is no version 9; the newest is 3\n")
     assert real("config", "diff", "x").code == 2

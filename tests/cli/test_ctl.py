@@ -290,6 +290,15 @@ def test_a_file_of_models_that_is_not_there_is_refused(ctl: Run, api: FakeApi):
     assert "there is no file /nowhere/m.toml" in ran.err
 
 
+@pytest.mark.parametrize("order", [("model", "rm", "m1"), ("key", "revoke", "m1")])
+def test_without_a_terminal_nothing_is_ended_unless_yes_is_said(ctl: Run, api: FakeApi, order: tuple[str, ...]):
+    """A model was removed, and a key revoked, by a line of a script that had meant to ask."""
+    api.on("GET /api/v1/models/m1", {"name": "m1"})
+    ran = ctl(*order)
+    assert (ran.code, "say --yes" in ran.err) == (2, True)
+    assert {request.method for request in api.requests} <= {"GET"}
+
+
 def test_rm_names_the_revision_it_saw(ctl: Run, api: FakeApi):
     api.on("GET /api/v1/models/m1", Says({"name": "m1"}, headers={"ETag": '"7"'}))
     api.on("DELETE /api/v1/models/m1", {"revision": 8})
@@ -317,7 +326,7 @@ def test_waiting_ends_at_its_limit_with_how_far_it_came(ctl: Run, api: FakeApi):
         "GET /api/v1/replicas",
         {"replicas": [{"id": "r", "model": "m1", "state": "draining"}, {"id": "s", "model": "m2", "state": "ready"}]},
     )
-    ran = ctl("model", "rm", "m1", "--wait", "--wait-limit", "0")
+    ran = ctl("model", "rm", "m1", "--yes", "--wait", "--wait-limit", "0")
     assert ran.code == 6
     assert "llmgw: not done after 0 s: 1 replica left (draining)" in ran.err
 

@@ -117,7 +117,7 @@ def test_a_key_is_revoked_and_a_second_time_is_told_as_such(ctl: Run, api: FakeA
     path = "POST /api/v1/keys/team%20a/revoke"
     api.on(path, {**REVOKED, "change": "revoked", "revision": 6}, {**REVOKED, "change": "unchanged", "revision": 6})
     assert ctl("key", "revoke", "team a", "--yes").out == "key team a: revoked (revision 6)\n"
-    assert ctl("key", "revoke", "team a").out == "key team a: was revoked before (revision 6)\n"
+    assert ctl("key", "revoke", "team a", "--yes").out == "key team a: was revoked before (revision 6)\n"
 
 
 @pytest.mark.parametrize(

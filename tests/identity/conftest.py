@@ -77,8 +77,11 @@ class Plane:
         """With the admin token, as ctl does."""
 
         def work() -> tuple[int, Any]:
-            context = ssl.create_default_context(cafile=str(self.ca_file))
-            connection = http.client.HTTPSConnection(urlsplit(self.url).netloc, timeout=LIMIT_S, context=context)
+            where = urlsplit(self.url)
+            connection = http.client.HTTPConnection(where.netloc, timeout=LIMIT_S)
+            if where.scheme == "https":
+                context = ssl.create_default_context(cafile=str(self.ca_file))
+                connection = http.client.HTTPSConnection(where.netloc, timeout=LIMIT_S, context=context)
             sent = {"Authorization": f"Bearer {self.running.admin_token}", "Content-Type": "application/json", **headers}
             connection.request(method, path, None if body is None else json.dumps(body), sent)
             answer = connection.getresponse()

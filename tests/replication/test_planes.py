@@ -15,9 +15,13 @@ import trio
 import trio.lowlevel
 from structlog.testing import capture_logs
 
-from llmgw.domain.errors import Invalid
+from llmgw.admin.limits import Limits
+from llmgw.admin.peer_client import PeerClient
+from llmgw.domain.errors import Invalid, Unavailable
 from llmgw.domain.identity import MachineRole
+from llmgw.domain.ids import OwnerId
 from llmgw.identity.join_tokens import parse_token
+from llmgw.identity.trust import Trust
 from llmgw.lease.bucket import open_bucket
 from llmgw.settings.load import Loaded, Role, load_bytes
 from llmgw.settings.object_place import ObjectPlace
@@ -297,4 +301,27 @@ async def test_a_control_plane_that_was_removed_is_told_so_and_is_good_again_onc
                 await until(lambda: bool(peers.healthy()), "the standby is known again")
             assert [one for one in logs if "refuse" in one["event"] or "refuse" in str(one.get("why", ""))] == []
             its_own.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_control_plane_that_never_joined_is_told_so_and_guesses_no_token(tmp_path: Path, place: ObjectPlace):
+    """It heard that the control-token file was replaced, its leader said nothing, and soon its address was slowed down."""
+    async with trio.open_nursery() as nursery:
+        first = loaded(tmp_path, place, "one", host="127.0.0.2", plain="never")
+        leader = Leader(await nursery.start(run_control_plane, RealMachine(), first), tmp_path, Machine())
+        second = loaded(tmp_path, place, "two", host="127.0.0.3")
+        tls = attrs.evolve(second.settings.tls, ca=str(leader.ca_file))
+        with capture_logs() as logs:
+            await nursery.start(run_control_plane, RealMachine(), attrs.evolve(second, settings=attrs.evolve(second.settings, tls=tls)))
+            await until(lambda: any("does not take our word" in one["event"] for one in logs), "the standby hears why")
+            await until(lambda: any(one["event"] == "a peer was refused" for one in logs), "the leader says so")
+        (word,) = [one["why"] for one in logs if "does not take our word" in one["event"]]
+        assert "shows no certificate of this cluster" in word
+        assert "llmgw server add" in word
+        assert [(one["who"], one["code"]) for one in logs if one["event"] == "a peer was refused"] == [("server", "not_joined")]
+        peer = PeerClient(lambda: "a-token-that-counts-nowhere-here", lambda: OwnerId("two-1"), lambda: Trust(others=str(leader.ca_file)))
+        for _ in range(Limits().failures_max + 2):
+            with pytest.raises(Unavailable) as told:
+                await peer.say_changed(leader.url)
+            assert told.value.code == "not_joined"
         nursery.cancel_scope.cancel()

@@ -444,10 +444,28 @@ async def test_nobody_begins_with_nothing_who_has_read_a_store(planes, lease):
     await two.follow(await one.news(two.position))
     published, lease.base, lease.settings_version = lease.base, "", 0
     for store in (one, two):
-        with pytest.raises(Invalid, match="names no store to begin with, and this control plane has read one, with version 1 of"):
+        with pytest.raises(Invalid, match=r"names no store to begin with, .* has read one with settings version 1, which"):
             await leads(store, lease)
         assert await settings.newest_version(store) == 1
         assert lease.base == ""
     lease.base = published  # a person has put it back
     await leads(two, lease)
     assert await settings.newest_version(two) == 1
+
+
+async def test_nobody_begins_with_a_file_of_before_who_has_read_more(planes, lease, replica, tmp_path):
+    """A seed that was left lying has as many versions of the settings: none was written since, and the holds were made anew."""
+    one = await planes("one")
+    epoch = await leads(one, lease)
+    await settings.write_version(one, epoch, 0, "a = 1", "me", "")
+    await one.write(add, epoch, "x")
+    replica.seed = tmp_path / "seed.db"
+    replica.seed.write_bytes((replica.folder / f"{lease.base}.db").read_bytes())
+    await one.write(add, epoch, "y")
+    published, lease.base, lease.settings_version = lease.base, "", 0
+    with pytest.raises(Invalid, match="has read one with hold of facility y, which would be lost"):
+        await leads(one, lease)
+    assert lease.base == ""
+    replica.seed.write_bytes((replica.folder / f"{published}.db").read_bytes())  # a take-over that ended before it was published
+    await leads(one, lease)
+    assert await one.read(holds) == ["x", "y"]

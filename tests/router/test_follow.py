@@ -27,7 +27,7 @@ from llmgw.domain.policy import ApiKey, GuardPolicy, GuardRule, Policy
 from llmgw.protocol import list_delta
 from llmgw.protocol.channel import Channel, ChannelClosed
 from llmgw.protocol.codec import decode, encode, unstructure
-from llmgw.protocol.messages import Goodbye, Message
+from llmgw.protocol.messages import ControlPlanes, Goodbye, Message
 from llmgw.protocol.router_messages import (
     Acknowledged,
     AskEndpoints,
@@ -125,13 +125,15 @@ class World:
             self._arrivals[url] = trio.open_memory_channel[SimChannel](100)
         return self._arrivals[url]
 
-    async def session(self, url: str = A, by: FencingToken | None = None, leads: bool = True) -> tuple[SimChannel, RouterHello]:
+    async def session(
+        self, url: str = A, by: FencingToken | None = None, leads: bool = True, reached_at: str = ""
+    ) -> tuple[SimChannel, RouterHello]:
         """The control plane's end of the next session with it, after the welcome."""
         end = await self._mailbox(url)[1].receive()
         greeting = await end.receive()
         assert isinstance(greeting, RouterHello)
         by = by or token(1)
-        await end.send(RouterWelcome(by.cluster_id, by.owner, by.epoch, leads, "0.1.0"))
+        await end.send(RouterWelcome(by.cluster_id, by.owner, by.epoch, leads, "0.1.0", reached_at=reached_at))
         return end, greeting
 
     def stored(self) -> dict[str, object]:
@@ -1134,3 +1136,25 @@ async def test_a_list_is_acknowledged_once_every_worker_acts_on_it_and_the_one_b
         world.router.settles = True
         world.follower.look_again()
         await acknowledged(end, 1, token(2))
+
+
+async def test_the_leaders_list_of_control_planes_is_followed_kept_and_dropped_when_it_drops_them(autojump_clock: object) -> None:
+    world = World()
+    async with running(world):
+        leader, _ = await world.session(reached_at="http://second-name:1")
+        await leader.send(Standing(token(1)))
+        await leader.send(ControlPlanes(("http://second-name:1", B), whole=True))
+        standby, _ = await world.session(B, leads=False)
+        await standby.send(ControlPlanes(("http://evil:1",), whole=True))
+        await until(lambda: world.follower.is_kept, "what is known is on disk")
+        await trio.sleep(1)
+        assert world.follower.control_planes() == (A, B)
+    async with running(world):
+        standby, _ = await world.session(B, leads=False)
+        leader, _ = await world.session()
+        await leader.send(Standing(token(1)))
+        await leader.send(ControlPlanes(()))
+        await leader.send(ControlPlanes((A,), whole=True))
+        assert isinstance(await receive(standby, Goodbye), Goodbye)
+        assert set(world.follower.following().sessions) == {A}
+    assert {url for url, _ in world.dialled} == {A, B}

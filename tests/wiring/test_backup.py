@@ -13,13 +13,14 @@ import pytest
 import trio
 import trio.lowlevel
 
-from llmgw.cli.backup import fetch_store
-from llmgw.domain.errors import Conflict, Invalid, LlmgwError
+from llmgw.cli.backup import fetch_from, fetch_store
+from llmgw.cli.ctl.places import Target
+from llmgw.domain.errors import Conflict, Invalid, LlmgwError, Unauthenticated
 from llmgw.lease.file import LEASE_FILE, LeaseFile
 from llmgw.lease.record import ROLE
 from llmgw.settings.load import Loaded, Role, load_file
 from llmgw.store.archive import STORE, Archive, write_archive
-from llmgw.wiring.backup import take_backup
+from llmgw.wiring.backup import take_backup, take_backup_from_afar
 from llmgw.wiring.identity_files import ca_folder, ensure_authority
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.restore import restore_backup
@@ -238,6 +239,23 @@ async def test_without_secrets_no_token_is_in_it(tmp_path):
         assert [part.name for part in found.manifest.parts] == [STORE, "llmgw.toml"]
     assert token not in (tmp_path / "a.tar").read_bytes()
     assert token in (tmp_path / "b.tar").read_bytes()
+
+
+async def test_a_backup_from_afar_is_the_store_alone_and_can_be_restored(tmp_path):
+    loaded = loaded_of(tmp_path, "file")
+    async with running(loaded) as one:
+        assert await hold(one, "room-1") == 201
+        there = Target(one.admin_url, one.admin_token)
+        made = await take_backup_from_afar(RealMachine(), tmp_path / "a.tar", lambda into: fetch_from(there, into))
+        assert ([part.name for part in made.parts], made.facts.mode) == ([STORE], "file")
+        with pytest.raises(Unauthenticated):
+            wrong = Target(one.admin_url, "x" * 64)
+            await take_backup_from_afar(RealMachine(), tmp_path / "b.tar", lambda into: fetch_from(wrong, into))
+        assert one.admin_token.encode() not in (tmp_path / "a.tar").read_bytes()
+    assert [file.name for file in tmp_path.iterdir() if "b.tar" in file.name] == []
+    await put_back(loaded_of(tmp_path / "elsewhere", "file"), tmp_path / "a.tar")
+    with contextlib.closing(apsw.Connection(str(store_of(tmp_path / "elsewhere", "file")))) as connection:
+        assert connection.execute("SELECT facility FROM facility_holds").get == "room-1"
 
 
 async def test_a_damaged_store_is_put_aside_as_it_lies(tmp_path):

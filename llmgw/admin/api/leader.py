@@ -124,15 +124,22 @@ def leader_view(controller: Controller) -> dict[str, Any]:
 
 def read_presence(table: dict[str, Any]) -> Presence:
     """Unknown keys are skipped: a neighbouring build may say more. Raises Invalid."""
-    texts = {name: table.get(name, "") for name in ("owner", "address", "build", "token_sha256")}
+    texts = {name: table.get(name, "") for name in ("owner", "address", "build", "token_sha256", "reached_at")}
     heard = table.get("nodes_heard", 0)
     if not all(isinstance(text, str) and len(text) <= WORD_MAX for text in texts.values()) or not texts["owner"]:
-        raise Invalid("a standby names itself with texts: owner, address, build, token_sha256")
+        raise Invalid("a standby names itself with texts: owner, address, build, token_sha256, reached_at")
     if type(heard) is not int or heard < 0:
         raise Invalid("nodes_heard is a whole number from 0", param="nodes_heard")
     said = structure(table.get("settings") or {}, PlaneSettings)
     return Presence(
-        OwnerId(texts["owner"]), texts["address"], texts["build"], heard, texts["token_sha256"], table.get("disk_fine") is not False, said
+        OwnerId(texts["owner"]),
+        texts["address"],
+        texts["build"],
+        heard,
+        texts["token_sha256"],
+        table.get("disk_fine") is not False,
+        said,
+        texts["reached_at"],
     )
 
 

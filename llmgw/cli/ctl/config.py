@@ -15,6 +15,7 @@ from typing import Any, Final
 import attrs
 import click
 
+from llmgw.cli.confirm import confirm
 from llmgw.cli.ctl.client import Answer
 from llmgw.cli.ctl.files import named, read_bytes
 from llmgw.cli.ctl.output import Ctl, echo, items, key, shared, table, text, toml_text
@@ -288,13 +289,11 @@ def apply(ctl: Ctl, file: Path, dry_run: bool, reason: str) -> None:
 def rollback(ctl: Ctl, version: int, reason: str, yes: bool) -> None:
     """Write what VERSION says as a new version."""
     now = newest(ctl)
-    if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.UsageError("without a terminal nobody can be asked: give --yes")
     if not yes:
         changes = items(ctl.client.get("settings/diff", {"from": now.version, "to": version}).body, "changes")
         for line in change_lines(changes) or [f"version {now.version} says the same"]:
             echo(line)
-        click.confirm(f"Go back to what version {version} says?", abort=True)
+    confirm(f"Go back to what version {version} says?", yes)
     answer = ctl.client.send("POST", "settings/rollback", {"version": version, "reason": reason}, now.match)
     _print_change(ctl, answer, "", dry_run=False)
 

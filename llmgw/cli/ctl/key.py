@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from llmgw.cli.confirm import confirm
 from llmgw.cli.ctl.client import segment
 from llmgw.cli.ctl.config import when
 from llmgw.cli.ctl.output import Ctl, details, echo, shared, table, text
@@ -137,8 +138,7 @@ def update(ctl: Ctl, name: str, models: tuple[str, ...], expires: str | None, **
 @shared
 def revoke(ctl: Ctl, name: str, yes: bool) -> None:
     """End a key, everywhere and for good; answers that run are finished."""
-    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        click.confirm(f"Revoke key {name}?", abort=True)
+    confirm(f"Revoke key {name}?", yes)
     answer = ctl.client.send("POST", f"keys/{segment(name)}/revoke", {})
     change = text(answer.body.get("change")) if isinstance(answer.body, dict) else ""
     ctl.changed(answer, f"key {name}: {'was revoked before' if change == 'unchanged' else 'revoked'}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from llmgw.cli.confirm import confirm
 from llmgw.cli.ctl.client import segment
 from llmgw.cli.ctl.files import named, read_bytes
 from llmgw.cli.ctl.output import Ctl, details, echo, items, key, shared, table, text, toml_text
@@ -149,8 +150,7 @@ def rm(ctl: Ctl, name: str, yes: bool, limit_s: float | None) -> None:
     """Remove a model: its endpoints are withdrawn, then its replicas are drained and stopped."""
     path = f"models/{segment(name)}"
     before = ctl.client.get(path)
-    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        click.confirm(f"Remove model {name} and stop its replicas?", abort=True)
+    confirm(f"Remove model {name} and stop its replicas?", yes)
     headers = {"If-Match": before.etag} if before.etag else {}
     answer = ctl.client.send("DELETE", path, headers=headers)
     if limit_s is not None:
