@@ -160,6 +160,16 @@ def processes_with(marker: str) -> list[psutil.Process]:
     return found
 
 
+def children_of(pid: int) -> list[psutil.Process]:
+    """The processes that this one has started and that still run, the eldest first."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.append((child.create_time(), child.pid, child))
+    return [child for _, _, child in sorted(found, key=lambda one: one[:2])]
+
+
 def call(
     address: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, limit_s: float = 30.0
 ) -> tuple[int, Any]:

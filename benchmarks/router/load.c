@@ -16,10 +16,10 @@
  * where it was used before; otherwise such a request is sent again, because it may have crossed the end of an idle connection.
  *
  * An answer counts when its status is 200, its framing ended and its end is right: a plain one holds the engine's stamp and ends in
- * "}", a stream has as many chunks as were asked for and ends in [DONE]. All else is an error; the first is told in `error`. A
- * request without a byte for 10 s at the end of the run is one as well. `cut` are those of the errors in which the connection broke, in
- * place of saying something wrong. The run ends early after 1,000 errors, and when nobody has
- * had a byte for 30 s. Exit status: 0 unless the command line is wrong or the kernel refuses something.
+ * "}", a stream has as many chunks as were asked for and ends in [DONE]. All else is an error. A request without
+ * a byte for 10 s at the end of the run is one as well. `cut` are those of the errors in which the connection broke, in place of saying
+ * something wrong. `error` tells the first that says something wrong; where there is none, the first in which the connection broke.
+ * The run ends early after 1,000 errors, and when nobody has had a byte for 30 s. Exit status: 0 unless the command line is wrong or the kernel refuses something.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -190,25 +190,31 @@ static void wait_until(struct connection *one, int64_t start_ns) {
     one->start_ns = start_ns;
 }
 
-static void wrong(struct connection *one, const char *format, ...) {
+/* The first that says something wrong; until there is one, the first that broke. */
+static void tell(int broke, const char *format, va_list values) {
+    static int told_broke;
+    if (first_error[0] && (broke || !told_broke))
+        return;
+    told_broke = broke;
+    vsnprintf(first_error, sizeof first_error, format, values);
+    for (char *at = first_error; *at; at++) /* it is printed inside JSON */
+        if (*at == '"' || *at == '\\' || *at < 32 || *at > 126)
+            *at = ' ';
+}
+
+static void failed(struct connection *one, int broke, const char *format, ...) {
     errors++;
-    if (!first_error[0]) {
-        va_list values;
-        va_start(values, format);
-        vsnprintf(first_error, sizeof first_error, format, values);
-        va_end(values);
-        for (char *at = first_error; *at; at++) /* it is printed inside JSON */
-            if (*at == '"' || *at == '\\' || *at < 32 || *at > 126)
-                *at = ' ';
-    }
+    cut += broke;
+    va_list values;
+    va_start(values, format);
+    tell(broke, format, values);
+    va_end(values);
     hang_up(one);
     wait_until(one, now_ns() + AGAIN_AFTER);
 }
 
-static void broken_off(struct connection *one, const char *when, const char *how) {
-    cut++;
-    wrong(one, "the connection ended %s: %s", when, how);
-}
+#define wrong(one, ...) failed(one, 0, __VA_ARGS__)
+#define broken_off(one, when, how) failed(one, 1, "the connection ended %s: %s", when, how)
 
 static void send_more(struct connection *one);
 
@@ -502,8 +508,8 @@ static void writable(struct connection *one) {
         int error = 0;
         socklen_t size = sizeof error;
         getsockopt(one->descriptor, SOL_SOCKET, SO_ERROR, &error, &size);
-        if (error) {
-            wrong(one, "connect: %s", strerror(error));
+        if (error) { /* one that was taken in and then reset, before we came to write, was no refusal */
+            failed(one, error == ECONNRESET, "connect: %s", strerror(error));
             return;
         }
     }

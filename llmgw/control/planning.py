@@ -451,13 +451,13 @@ def _update(
     if not_ready:  # it serves nobody, so it need not wait for its successor
         _withdraw_if_heard(draft, not_ready[0], "its profile has changed", nodes, desired)
         return
+    if len(ready) > wanted:  # the surge has arrived, or fewer are wanted than before
+        victim = min(outdated, key=_least_worth_keeping)
+        _withdraw_if_heard(draft, victim, "its profile has changed, and enough replicas are ready without it", nodes, desired)
+        return
     if any(r.state in _COMING for r in current):
         draft.under_way = True
         draft.say(of_model, "updating: waiting for the new replica to become ready")
-        return
-    if total > wanted:  # the surge has arrived
-        victim = min(outdated, key=_least_worth_keeping)
-        _withdraw_if_heard(draft, victim, "its profile has changed, and a new replica is ready", nodes, desired)
         return
     if any(closing_replica.state is _S.DRAINING for closing_replica in replicas):
         draft.under_way = True

@@ -204,6 +204,23 @@ def test_a_connection_that_ends_under_a_later_request_is_an_error_where_nothing_
     assert (found.requests, found.errors, found.cut) == ((3, 0, 0) if resend else (2, 1, 1))
 
 
+def test_what_is_wrong_is_told_rather_than_what_broke_before_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(30)
+
+        def serve() -> None:
+            for answer in (b"", plain(b"", status=b"502 No"), b""):
+                with listener.accept()[0] as one:
+                    one.recv(65_536)
+                    one.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        found = load(listener.getsockname()[1], "--connections", 1, "--requests", 3)
+        thread.join()
+    assert (found.errors, found.cut, found.error) == (3, 2, "status 502: ")
+
+
 def test_a_service_that_refuses_connections_ends_the_run_with_errors() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: it stays refused

@@ -8,15 +8,15 @@ import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgw.control.observed import Desired, Observed, ObservedNode
+from llmgw.control.observed import Desired, Observed, ObservedNode, ObservedReplica
 from llmgw.control.placement import HOLDS_MEMORY, Ledger, per_device_mib
 from llmgw.control.planning import plan_replicas
-from llmgw.domain.ids import NodeId
+from llmgw.domain.ids import NodeId, ReplicaId
 from llmgw.domain.model import Catalog, ModelSpec, Profile, ReplicaCounts
 from llmgw.domain.node import DeviceKind, FoundEngine, NodeFacts, NodeState
 from llmgw.domain.placed import Filter
 from llmgw.domain.plan import Forget, Plan, Start, Stop, Withdraw
-from llmgw.domain.replica import ReplicaState
+from llmgw.domain.replica import ReplicaOrder, ReplicaReport, ReplicaState
 from llmgw.sim.node import gpus
 from tests.property.strategies import PlanWorld, fresh_ids, plan_worlds
 
@@ -77,6 +77,21 @@ def test_carrying_out_a_plan_leaves_nothing_more_to_plan(world: PlanWorld) -> No
             or any(node.draining for node in settled.observed.nodes)
             or world.desired.holds
         )
+
+
+def test_a_model_scaled_down_during_its_update_lets_what_is_ready_and_outdated_go_without_waiting_for_what_is_coming() -> None:
+    facts = NodeFacts(NodeId("n"), "n", "m", "b", "0", devices=gpus(2, "n"), engines=(FoundEngine("vllm"),), ports=(20_000, 20_009))
+    new = Profile("p", "vllm", "/new", gpus=1, memory_mib=1000)
+    model = ModelSpec("m", (new,), replicas=ReplicaCounts(0, 1, 0))
+
+    def replica(number: int, profile: Profile, state: ReplicaState) -> ObservedReplica:
+        device = facts.devices[1 + number].id
+        order = ReplicaOrder(ReplicaId(f"m-{number:08x}"), "m", model.names, model.kind, profile, (device,), 20_000 + number, 1000, 1)
+        return ObservedReplica(NodeId("n"), ReplicaReport(order, state, pid=100 + number), state)
+
+    replicas = (replica(0, attrs.evolve(new, checkpoint="/old"), ReplicaState.READY), replica(1, new, ReplicaState.LOADING))
+    found = plan_replicas(Desired(Catalog((model,))), Observed((ObservedNode(facts, NodeState.READY),), replicas), fresh_ids())
+    assert [(type(action), getattr(action, "replica", "")) for action in found.actions] == [(Withdraw, "m-00000000")]
 
 
 @given(plan_worlds())

@@ -30,6 +30,7 @@ from llmgw.router.usage_book import UsageBook
 from llmgw.router.workers import SILENT_LOOKS_MAX, Workers, WorkerSettings
 from llmgw.sim.channel import SimChannel, channel_pair
 from llmgw.wiring.machine import RealMachine
+from tests.programs import children_of
 from tests.router.fakes import (
     CHAT,
     CHAT2,
@@ -62,7 +63,7 @@ def two(tmp_path: Path) -> Iterator[Stage]:
 
 def pids(router: RouterProcess) -> list[int]:
     """The workers that run now."""
-    return [child.pid for child in psutil.Process(router.process.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child.pid for child in children_of(router.process.pid)]
 
 
 def has(pid: int, client: Client) -> bool:

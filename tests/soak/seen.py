@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import psutil
 
 SAMPLE_S = 0.1
+SETTLE_S = 0.02  # a worker that runs accepts what waits for it sooner
 SAMPLES_MIN = 30  # of a worker's life, for a judgement: three seconds
 # What a worker's memory may still grow in the last third of its life over the third before. A leak of 20 bytes a request is 3 MiB
 # in the last third of a million requests at two workers; noise is what a heap does whose streams differ in size from minute to minute.
@@ -18,19 +21,17 @@ GROWTH_MIB_MAX = 3.0
 MIB = 1 << 20
 
 
-def workers_of(pid: int) -> list[psutil.Process]:
-    """The processes that this router's parent runs now, the eldest first."""
-    found = []
-    for child in psutil.Process(pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE:
-                found.append((child.create_time(), child.pid, child))
-    return [child for _, _, child in sorted(found, key=lambda one: one[:2])]
-
-
 def client_ports(worker: psutil.Process, port: int) -> set[int]:
-    """The other ends of the connections to the router's `port` that this worker holds."""
-    return {one.raddr.port for one in worker.net_connections("tcp") if one.raddr and one.laddr.port == port}
+    """The other ends of the connections to the router's `port` that this worker, which is stopped, holds or has not accepted yet.
+
+    No client may connect meanwhile. What waits to be accepted by others is soon gone, what waits for this one stays.
+    """
+    looks: list[set[int]] = [{0}, {1}]
+    while looks[-1] != looks[-2]:
+        time.sleep(SETTLE_S)
+        every = psutil.net_connections("tcp")
+        looks.append({one.raddr.port for one in every if _waits(one) and one.laddr.port == port})
+    return looks[-1] | {one.raddr.port for one in worker.net_connections("tcp") if one.raddr and one.laddr.port == port}
 
 
 def surplus(worker: psutil.Process, port: int) -> list[str]:
@@ -53,6 +54,11 @@ def descriptors(worker: psutil.Process) -> list[str]:
             if int(number) not in connected:
                 found.append(os.readlink(f"/proc/{worker.pid}/fd/{number}").partition(":[")[0])
     return sorted(found)
+
+
+def _waits(connection: Any) -> bool:
+    """Is it open, and no process's?"""
+    return connection.status == psutil.CONN_ESTABLISHED and connection.fd < 0
 
 
 @attrs.define(eq=False)

@@ -33,7 +33,7 @@ from tests.chaos.followed_router import FollowedRouter, NamedEngine, start_engin
 from tests.chaos.hash_engine import events
 from tests.chaos.planes import figure
 from tests.chaos.router_control_plane import RouterControlPlane, router_control_plane
-from tests.programs import free_port, skip, wait_for
+from tests.programs import children_of, free_port, skip, wait_for
 from tests.soak import readers as slow
 from tests.soak.seen import (
     GROWTH_MIB_MAX,
@@ -45,7 +45,6 @@ from tests.soak.seen import (
     descriptors,
     grown_mib,
     surplus,
-    workers_of,
 )
 
 REQUESTS = int(os.environ.get("LLMGW_SOAK_REQUESTS", "20000"))
@@ -137,7 +136,7 @@ class Soak:
 
     async def take_samples(self) -> None:
         while not self.over:
-            self.memory.sample(workers_of(self.router.program.process.pid))
+            self.memory.sample(children_of(self.router.program.process.pid))
             await trio.sleep(SAMPLE_S)
 
     async def kill_by_and_by(self) -> None:
@@ -176,14 +175,18 @@ class Soak:
         self.heavy[number] = await self._start_heavy(number, dead.port)
 
     async def _kill_the_youngest_worker(self) -> None:
-        """It is stopped before, so that whose requests die with it is known to the last one."""
+        """It and the load are stopped before, so that whose requests die with it is known to the last one."""
         self.worker_kills += 1
-        worker = workers_of(self.router.program.process.pid)[-1]
-        worker.suspend()
+        worker = children_of(self.router.program.process.pid)[-1]
+        loads = [one for one in children_of(os.getpid()) if one.exe() == str(built("load"))]
+        for one in (*loads, worker):
+            one.suspend()
         held = client_ports(worker, self.router.port)
         self.readers.lost_ports |= held & self.readers.open_ports
         self.lost += len(held - self.readers.open_ports)
         worker.send_signal(signal.SIGKILL)
+        for one in loads:
+            one.resume()
 
     async def load(self, requests: int, wanted: str) -> Figures:
         options = ["--connections", CONNECTIONS, "--requests", requests, "--abort-every", ABORT_EVERY, "--hash", wanted, "--resend", 0]
@@ -195,7 +198,7 @@ class Soak:
         """Until no client is connected to any worker, and none holds more to an engine than what it asks that for its load over."""
 
         def left() -> list[str]:
-            return [one for worker in workers_of(self.router.program.process.pid) for one in surplus(worker, self.router.port)]
+            return [one for worker in children_of(self.router.program.process.pid) for one in surplus(worker, self.router.port)]
 
         try:
             await trio.to_thread.run_sync(lambda: wait_for(lambda: not left(), "no connection is left"))
@@ -204,7 +207,7 @@ class Soak:
 
     async def descriptors(self) -> list[list[str]]:
         """Of each worker, once two looks agree: asking an engine for its load opens one for a moment."""
-        workers, looks = workers_of(self.router.program.process.pid), [[["not looked yet"]]]
+        workers, looks = children_of(self.router.program.process.pid), [[["not looked yet"]]]
 
         def agree() -> bool:
             looks.append([descriptors(worker) for worker in workers])

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.chaos import unit
-from tests.programs import Program, call, free_port, wait_for
+from tests.programs import Program, call, children_of, free_port, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -75,15 +74,11 @@ def test_a_supervisor_starts_it_anew(tmp_path: Path) -> None:
         process = subprocess.Popen([sys.executable, unit.__file__, str(service)], stdout=out, stderr=out)
     try:
         wait_for(lambda: log.read_text().count("event=serving") == 1, "it serves")
-        (first,) = _children(process.pid)
+        (first,) = children_of(process.pid)
         file.write_text(settings(tmp_path, port, "debug"))
         wait_for(lambda: log.read_text().count("event=serving") == 2, f"it serves again; {log.read_text()}")
-        (second,) = _children(process.pid)
+        (second,) = children_of(process.pid)
         assert second != first
     finally:
         process.terminate()
         process.wait(40)
-
-
-def _children(pid: int) -> list[int]:
-    return [child.pid for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
