@@ -512,6 +512,8 @@ class Controller:
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.events.run)
+            with contextlib.suppress(Unavailable):  # whoever leads reads it again
+                await self._reload_identities()
             await nursery.start(self.leadership.run)
             if not self.leadership.is_leader:
                 await self.reread()
@@ -599,11 +601,16 @@ class Controller:
             await self._reload_keys()
         self.inventory.set_drains(await drains.load(self.store))
         self.inventory.expect(self.nodes.known.values())
-        await self.identities.reload()
+        await self._reload_identities()
         await self.events.catch_up(
             lambda: event_rows.latest(self.store), lambda seq: event_rows.after(self.store, seq, event_rows.PAGE_MAX)
         )
         await self._reread_others()
+
+    async def _reload_identities(self) -> None:
+        """One that was removed does not compete for the lease, though it reaches it."""
+        await self.identities.reload()
+        self.leadership.bar(self.identities.own_fault())
 
     async def _reread_others(self) -> None:
         for hook in self._on_reread:
@@ -666,6 +673,7 @@ class Controller:
         await self.models.reload()
         self.inventory.set_drains(await drains.load(self.store))
         self.inventory.await_nodes(self.nodes.known.values())
+        await self._reload_identities()
         await self.identities.lead()
         if self._token_sha256:
             await self.ensure_admin_token(self._token_sha256)

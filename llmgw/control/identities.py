@@ -92,6 +92,15 @@ class Identities:
         now_wall_s = self._machine.wall_s()
         return frozenset(one.name for one in self.held if one.role is MachineRole.SERVER and state_of(one, now_wall_s) == "valid")
 
+    def own_fault(self) -> str:
+        """Why this control plane may not lead: it was removed, and has not joined anew. "" for every other."""
+        if self._own is None:
+            return ""
+        own = self._own
+        shown = Presented(own.identity, own.serial, own.not_before_wall_s, own.not_after_wall_s, ca.key_hash_of(own.pem))
+        fault = self.refusal(shown, MachineRole.SERVER)
+        return fault[1] if fault is not None and fault[0] == admission.REVOKED else ""
+
     def removed(self, role: MachineRole, name: str) -> bool:
         """Was that machine removed, and has it not joined anew? For whoever shows no certificate."""
         return self._ended.removed(role, name)
@@ -109,8 +118,13 @@ class Identities:
     # --- what changes it
 
     async def lead(self) -> None:
-        """The leader puts into the store what it has made itself: the CA's certificate, and its own. Raises StaleEpoch, Unavailable."""
+        """The leader puts into the store what it has made itself: the CA's certificate, and its own.
+
+        Raises StaleEpoch, Unavailable, and Denied where it was removed, which a copy of before did not say.
+        """
         await self.reload()
+        if fault := self.own_fault():
+            raise Denied(fault, code=admission.REVOKED)
         if self.authority is not None:
             pin = await stored.ensure_ca(self._store, self._epoch(), self.authority.pin, self.authority.pem)
             if pin != self.authority.pin:
@@ -194,7 +208,9 @@ class Identities:
 
     async def revoke(self, role: MachineRole, name: str, origin: Origin = CLUSTER) -> tuple[int, int]:
         """Ends every certificate of that machine, its sessions with them, and the join tokens by its name: (how many were valid, how
-        many tokens were open). Raises NotFound."""
+        many tokens were open). Raises NotFound, and Conflict for the one that leads."""
+        if role is MachineRole.SERVER and self._own is not None and self._own.identity.name == name:
+            raise Conflict(f"control plane {name} leads; it hands over before it is removed: `llmgw ctl leader hand-over`", code="leads")
         ended, tokens = await stored.revoke(self._store, self._epoch(), role, name, origin)
         if ended:
             text = f"the certificates of {_of(role, name)} were revoked{_by(origin)}"

@@ -242,6 +242,10 @@ class Leadership:
         """
         self._keeper.hand_over(force=force)
 
+    def bar(self, why: str) -> None:
+        """This control plane may not lead; "" when it may. A term that has begun goes on."""
+        self._keeper.bar(why)
+
     def stand_back(self, for_s: float) -> None:
         """Leave a released lease to others for so many seconds. One that expires, or that nobody takes for 3 s, is taken all the same."""
         self._keeper.stand_back(for_s)

@@ -19,6 +19,7 @@ from llmgw.domain.ids import OwnerId, holder_name
 from llmgw.domain.ports import Machine
 from llmgw.domain.settings_version import PlaneSettings
 from llmgw.domain.usage import UsageBatch
+from llmgw.identity.admission import REVOKED
 from llmgw.lease.rules import PeerView
 from llmgw.store.copies import News, Position
 
@@ -212,6 +213,8 @@ class Peers:
                 if self._refused != (address, err.code) and err.code != "leader_unreachable":
                     log.warning("the leader does not take our word", address=address, why=err.message)
                 self._refused = (address, err.code)
+                if err.code == REVOKED:  # the feed with which our copy would say so is refused as well
+                    self._leadership.bar(err.message)
             else:
                 self._refused = ("", "")
 

@@ -11,7 +11,7 @@ Asked at each use, never kept:  `is_leader` `power(now_s)` `confirmed(now_s)` `l
 Told, plain calls at any time:  `beat()` by the work loop, at least once a ttl · `met(epoch, owner)` for every StaleEpoch, and
                                 every epoch that an agent or a router names · `peers(PeerView)` every second or two ·
                                 `look()` when somebody says that the record has changed · `stand_back(for_s)` by one that another
-                                should lead in place of
+                                should lead in place of · `bar(why)` of one that may not lead at all
 Asked for, plain calls:         `step_down()`, then `await wait_left()`, then cancel `run` · `hand_over(force=...)`
 Waited for:                     `prove(epoch)` a read sent from now on shows the lease as ours · `publish(Desk)`
 Called, never two at once:      `work.warm(term)` at each epoch won, powers begin when it returns · `work.end(term, fenced)`
@@ -227,6 +227,10 @@ class LeaseKeeper:
         """Leave a released lease to others for so many seconds, whoever has it meanwhile. An expired one is not left, and a released
         one that nobody takes for UNTAKEN_S neither: no leader at all means that nothing heals."""
         self._apply(rules.StandBack(for_s), quiet=True)
+
+    def bar(self, why: str) -> None:
+        """This control plane may not lead, for a reason beside the lease; "" when it may. A term that has begun goes on."""
+        self._apply(rules.Barred(why))
 
     async def wait_left(self) -> None:
         """Returns when, after `step_down`, the lease is released or given up. Under a few seconds, whatever the store does."""

@@ -316,6 +316,7 @@ class LeaseView:
     deaf_since_s: float | None = None
     leaving: bool = False  # step down was asked: never again in this process
     release_until_s: float = FOREVER
+    barred: str = ""  # for people: why it may not lead whatever the record says, as of a control plane that was removed
     trouble: str = ""  # for people: why this one does not compete
     gave_up: str = ""  # for people: why it last let go of the lease by itself
 
@@ -474,6 +475,13 @@ class StandBack:
 
 
 @attrs.frozen
+class Barred:
+    """This control plane may not lead, for a reason beside the lease; "" lifts it. A term that has begun is not ended by it."""
+
+    why: str
+
+
+@attrs.frozen
 class WorkEnded:
     """What was done under the lease has ended; `clean` False: it has not within its time, so nothing may be released."""
 
@@ -491,7 +499,7 @@ Event = (
     Answered | Done | Unknown | LockAnswered
     | EpochStored | EpochNotStored | LocalDiskFailed | LocalDiskFine
     | Warmed | WarmProgress | WarmFailed | WorkEnded
-    | Beat | MetEpoch | ReadNow | Publish | PeerView | StepDown | HandOver | StandBack | Reborn
+    | Beat | MetEpoch | ReadNow | Publish | PeerView | StepDown | HandOver | StandBack | Barred | Reborn
 )  # fmt: skip
 
 
@@ -657,6 +665,8 @@ def _seen_by_candidate(view: LeaseView, record: LeaseRecord | None, sent_s: floa
 
 
 def _look_for_chance(view: LeaseView, record: LeaseRecord | None, now_s: float) -> LeaseView:
+    if view.barred:
+        return _change(view, trouble=view.barred)
     if record is not None and record.schema > view.me.schema:
         # An older build may follow, and must not lead over what a newer one has written.
         return _change(view, trouble=f"the lease's holder wrote schema {record.schema}, this build knows {view.me.schema}")
@@ -925,6 +935,15 @@ def _stand_back(view: LeaseView, event: StandBack, now_s: float) -> LeaseView:
     return _change(view, back_until_s=now_s + event.for_s)
 
 
+def _barred(view: LeaseView, event: Barred, now_s: float) -> LeaseView:
+    if event.why == view.barred:
+        return view
+    view = _change(view, barred=event.why)
+    if view.held is not None or not event.why:
+        return view
+    return _change(view, chance=None, trouble=event.why)
+
+
 def _work_ended(view: LeaseView, event: WorkEnded, now_s: float) -> LeaseView:
     if view.work is not Work.ENDING:
         return view
@@ -962,6 +981,7 @@ _STEPS: Final[dict[type, Callable[..., LeaseView]]] = {
     StepDown: _step_down,
     HandOver: _hand_over,
     StandBack: _stand_back,
+    Barred: _barred,
     WorkEnded: _work_ended,
     Reborn: _reborn,
 }
@@ -997,7 +1017,7 @@ def _decide_to_follow(view: LeaseView, now_s: float, draw: Draw) -> tuple[LeaseV
     if view.in_flight is not None:
         return view, Wait(view.release_until_s)
     chance = view.chance
-    if chance is not None and not view.read_due:
+    if chance is not None and not view.read_due and not view.barred:
         tenure = chance.tenure or draw.tenure
         if view.me.one_machine and not chance.tenure:
             # Named before it is written who holds: whoever finds the lock free under this name knows that we are dead.

@@ -40,4 +40,5 @@ async def test_a_control_plane_that_was_removed_is_not_let_in_by_the_control_tok
         (word,) = [one["why"] for one in logs if "does not take our word" in one["event"]]
         assert "ctl-1 was re" in word
         assert [(one["who"], one["code"]) for one in logs if one["event"] == "a peer was refused"] == [("server", "certificate_revoked")]
+        assert any("does not compete for the lease" in one["event"] for one in logs)
         nursery.cancel_scope.cancel()

@@ -25,7 +25,8 @@ TOLD = st.sampled_from(
         rules.HandOver(anew=True), rules.Beat(), rules.Warmed(1), rules.Warmed(2), rules.WarmProgress(1), rules.WarmFailed(1, "no"),
         rules.WarmFailed(1, "met", 5), rules.LocalDiskFailed(), rules.LocalDiskFine(), rules.EpochStored(), rules.EpochNotStored(),
         rules.Publish(rules.Desk("e/1", 3)), rules.PeerView(1, 9, 1), rules.PeerView(9, 9, 1), rules.WorkEnded(),
-        rules.WorkEnded(clean=False), rules.StandBack(0.0), rules.StandBack(30.0), rules.Reborn(OwnerId("me-9")),
+        rules.WorkEnded(clean=False), rules.StandBack(0.0), rules.StandBack(30.0), rules.Barred("no"), rules.Barred(""),
+        rules.Reborn(OwnerId("me-9")),
     ]
 )  # fmt: skip
 

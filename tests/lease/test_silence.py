@@ -73,6 +73,33 @@ async def test_who_stands_back_does_so_also_when_another_took_the_lease_and_pass
     assert await world.wait(lambda: fit.confirmed) < UNTAKEN_S
 
 
+async def test_who_is_barred_takes_no_lease_whatever_becomes_of_it_until_the_bar_is_lifted(world: Candidates, autojump_clock: object):
+    first, second = await world.start_leader(), await world.start()
+    first.keeper.peers(TWO)
+    second.keeper.bar("it was removed")
+    first.keeper.hand_over()
+    await world.wait(lambda: first.confirmed)  # it takes back what the other left
+    first.scope.cancel()
+    await trio.sleep(100.0)
+    assert second.work.seen == []
+    assert second.keeper.view.trouble == "it was removed"
+    second.keeper.bar("")
+    await world.wait(lambda: second.confirmed)
+
+
+async def test_a_bar_does_not_end_a_term_and_counts_when_it_is_over(world: Candidates, autojump_clock: object):
+    first, second = await world.start_leader(), await world.start()
+    first.keeper.bar("it was removed")
+    await trio.sleep(60.0)
+    assert first.confirmed
+    first.keeper.peers(TWO)
+    first.keeper.hand_over()
+    await world.wait(lambda: second.confirmed)
+    second.keeper.step_down()
+    await trio.sleep(100.0)
+    assert not first.keeper.is_leader
+
+
 async def test_a_lease_that_all_stand_back_from_is_taken_all_the_same(world: Candidates, autojump_clock: object):
     planes = await three(world)
     for plane in planes:

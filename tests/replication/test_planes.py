@@ -291,6 +291,7 @@ async def test_a_control_plane_that_was_removed_is_told_so_and_is_good_again_onc
                 await its_own.start(run_control_plane, RealMachine(), second)
                 await until(lambda: any("certificate of server two was revoked" in one.get("why", "") for one in logs), "it is told")
                 assert not peers.healthy()
+                await until(lambda: any("does not compete for the lease" in one["event"] for one in logs), "it does not want to lead")
             its_own.cancel_scope.cancel()
         for name in (CA_FOLDER, IDENTITY_FOLDER):
             (tmp_path / "two" / name).rename(tmp_path / "two" / f"{name}.old")
@@ -301,6 +302,28 @@ async def test_a_control_plane_that_was_removed_is_told_so_and_is_good_again_onc
                 await until(lambda: bool(peers.healthy()), "the standby is known again")
             assert [one for one in logs if "refuse" in one["event"] or "refuse" in str(one.get("why", ""))] == []
             its_own.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_control_plane_that_was_removed_does_not_lead_though_it_reaches_the_bucket_and_nobody_else_leads(
+    tmp_path: Path, place: ObjectPlace
+):
+    first = loaded(tmp_path, place, "one", host="127.0.0.2", plain="never")
+    second = loaded(tmp_path, place, "two", host="127.0.0.3", plain="never")
+    async with trio.open_nursery() as nursery:
+        leader = Leader(await nursery.start(run_control_plane, RealMachine(), first), tmp_path, Machine())
+        await leader.let_in("two")
+        assert (await leader.call("POST", "/api/v1/identities/server/two/revoke"))[1]["change"] == "revoked"
+        status, body = await leader.call("POST", "/api/v1/identities/server/one/revoke")
+        assert (status, body["error"]["code"]) == (409, "leads")
+        nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        with capture_logs() as logs:
+            removed = await nursery.start(run_control_plane, RealMachine(), second)
+            await until(lambda: any("does not compete for the lease" in one["event"] for one in logs), "it does not want to lead")
+        good = await nursery.start(run_control_plane, RealMachine(), first)
+        await until(lambda: good.controller.leadership.is_leader, "the one that was not removed leads")
+        assert removed.controller.leadership.transitions == 0
         nursery.cancel_scope.cancel()
 
 
