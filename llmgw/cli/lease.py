@@ -44,7 +44,7 @@ def _within_the_deadline(owner_file: Path) -> str:
     import threading
 
     from llmgw.domain.errors import Unavailable
-    from llmgw.lease.rules import RELEASE_DEADLINE_S
+    from llmgw.lease.state import RELEASE_DEADLINE_S
 
     said: list[str] = []
     failed: list[Exception] = []
@@ -107,7 +107,7 @@ def _records(store: str) -> Iterator[LeaseBucket | LeaseFile | None]:
 
     if (place := ObjectPlace.parse(store)) is not None:
         from llmgw.lease.object_store import LeaseBucket
-        from llmgw.lease.rules import RELEASE_DEADLINE_S
+        from llmgw.lease.state import RELEASE_DEADLINE_S
 
         yield LeaseBucket(place, RELEASE_DEADLINE_S)
     elif store and Path(store).exists():

@@ -18,12 +18,13 @@ from llmgw.domain.ids import ClusterId, OwnerId
 from llmgw.domain.lease import FencingToken, LeaseRole, Power
 from llmgw.domain.plan import Action
 from llmgw.domain.ports import Machine
-from llmgw.lease import rules
+from llmgw.lease import rules, state
 from llmgw.lease.keeper import LeaseKeeper, Term
 from llmgw.lease.outage import Outage
 from llmgw.lease.record import LeaseRecord
-from llmgw.lease.rules import Candidate, Desk, PeerView, Phase, Rules
+from llmgw.lease.rules import Rules
 from llmgw.lease.sole import SoleStore
+from llmgw.lease.state import Candidate, Desk, PeerView, Phase
 from llmgw.lease.store import HolderLock, LeaseStore, NoLock
 from llmgw.lease.timings import LeaseTimings
 from llmgw.store.connection import Claim
@@ -99,7 +100,7 @@ class Leadership:
     @property
     def may_write(self) -> bool:
         """Is there an epoch to write under: this process leads, or gets ready to? The store compares it again at each write."""
-        return self._keeper.view.phase in rules.HOLDS
+        return self._keeper.view.phase in state.HOLDS
 
     @property
     def epoch(self) -> int:

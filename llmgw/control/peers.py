@@ -20,7 +20,7 @@ from llmgw.domain.ports import Machine
 from llmgw.domain.settings_version import PlaneSettings
 from llmgw.domain.usage import UsageBatch
 from llmgw.identity.admission import REVOKED
-from llmgw.lease.rules import PeerView
+from llmgw.lease.state import PeerView
 from llmgw.store.copies import News, Position
 
 PRESENT_S: Final = 1.0  # between a standby's words to the leader

@@ -1,6 +1,6 @@
-"""The task that keeps or seeks the lease: carries out what `rules` decide, and tells them what came of it.
+"""The task that keeps or seeks the lease: carries out what `decide` says, and tells `digest` what came of it.
 
-It alone writes the record, with one request in flight. It decides nothing: what the claim is worth is asked of `rules` at
+It alone writes the record, with one request in flight. It decides nothing: what the claim is worth is asked of `state` at
 each use. What is done under the lease belongs to the `LeaseWork` it is given.
 
     keeper = LeaseKeeper(machine, store, me, timings, work, data_dir, lock=..., place=..., known_epoch=...)
@@ -34,12 +34,16 @@ from llmgw.domain.files import words
 from llmgw.domain.ids import OWNER_RANDOM_BYTES, OwnerId, holder_name, owner_id
 from llmgw.domain.lease import LeaseRole, Power
 from llmgw.domain.ports import Machine
-from llmgw.lease import rules
+from llmgw.lease import actions, events, rules, state
+from llmgw.lease.actions import Draw
+from llmgw.lease.decide import decide
+from llmgw.lease.digest import step
 from llmgw.lease.epoch_file import EPOCH_FILE, read_epoch, write_epoch
 from llmgw.lease.outage import LEASE_FAULT, Outage, Part
 from llmgw.lease.owner_file import OWNER_FILE, write_owner
-from llmgw.lease.record import RANDOM_BYTES, ROLE, LeaseRecord
-from llmgw.lease.rules import Candidate, Desk, Draw, LeaseView, PeerView, Phase, Rules
+from llmgw.lease.record import RANDOM_BYTES, ROLE, Attempt, LeaseRecord
+from llmgw.lease.rules import Rules
+from llmgw.lease.state import Candidate, Desk, LeaseView, PeerView, Phase
 from llmgw.lease.store import HolderLock, LeaseStore, Lost, NoLock, Unknown
 from llmgw.lease.timings import LeaseTimings
 
@@ -122,7 +126,7 @@ class LeaseKeeper:
         self._place = place
         self._epoch_file = data_dir / EPOCH_FILE
         self._owner_file = data_dir / OWNER_FILE
-        self._view = rules.first_view(me, timings, floor=known_epoch, now_s=machine.now_s(), rules=protect)
+        self._view = state.first_view(me, timings, floor=known_epoch, now_s=machine.now_s(), rules=protect)
         self._told: tuple[Phase, LeaseRole, int, str] = (Phase.FOLLOW, LeaseRole.FOLLOW, 0, "")
         self._trouble = ""
         self._not_ready = self._lock_trouble = ""  # what was told last
@@ -171,14 +175,14 @@ class LeaseKeeper:
         return self._view.seen
 
     def lease_role(self, now_s: float) -> LeaseRole:
-        return rules.role(self._view, now_s)
+        return state.role(self._view, now_s)
 
     def power(self, now_s: float) -> Power | None:
-        return rules.power(self._view, now_s)
+        return state.power(self._view, now_s)
 
     def confirmed(self, now_s: float) -> bool:
         """Is the right to lead proven at this instant? Asked at each use, never kept."""
-        return rules.power(self._view, now_s) is Power.CONFIRMED
+        return state.power(self._view, now_s) is Power.CONFIRMED
 
     def seconds_left(self, now_s: float) -> float:
         """Until CONFIRMED ends if no renewal comes; 0 for everybody else."""
@@ -194,15 +198,15 @@ class LeaseKeeper:
     def met(self, epoch: int, owner: str = "") -> None:
         """An agent, a router or the store has met this epoch; with our own owner at our own epoch that is no news."""
         if not (owner == self.owner and epoch == self.epoch):
-            self._apply(rules.MetEpoch(epoch))
+            self._apply(events.MetEpoch(epoch))
 
     def beat(self) -> None:
         """The work loop came round. Without it for a ttl a leader is not renewed."""
-        self._apply(rules.Beat(), quiet=True)
+        self._apply(events.Beat(), quiet=True)
 
     def look(self) -> None:
         """Somebody says that the record has changed: read it now and not at the next poll."""
-        self._apply(rules.ReadNow())
+        self._apply(events.ReadNow())
 
     def peers(self, seen: PeerView) -> None:
         """What is heard here and at the best of the healthy other control planes; every second or two."""
@@ -210,27 +214,27 @@ class LeaseKeeper:
 
     def step_down(self) -> None:
         """Leave: this process never leads again. The claim has no powers from here on; `wait_left` waits for the rest."""
-        self._apply(rules.StepDown())
+        self._apply(events.StepDown())
 
     def hand_over(self, *, force: bool = False) -> None:
         """Release and stand by. A lone control plane is refused, and with `force` takes a new epoch itself. Raises Conflict."""
-        if self._view.phase not in rules.HOLDS:
+        if self._view.phase not in state.HOLDS:
             raise Conflict("this control plane does not lead", code="not_leader")
-        alone = not rules.peers_fit(self._view, self._machine.now_s())
+        alone = not state.peers_fit(self._view, self._machine.now_s())
         if alone and not force:
             raise Conflict(
                 "this is the only control plane: there is nobody to hand over to (--force takes a new epoch)", code="lone_control_plane"
             )
-        self._apply(rules.HandOver(anew=alone))
+        self._apply(events.HandOver(anew=alone))
 
     def stand_back(self, for_s: float) -> None:
         """Leave a released lease to others for so many seconds, whoever has it meanwhile. An expired one is not left, and a released
         one that nobody takes for UNTAKEN_S neither: no leader at all means that nothing heals."""
-        self._apply(rules.StandBack(for_s), quiet=True)
+        self._apply(events.StandBack(for_s), quiet=True)
 
     def bar(self, why: str) -> None:
         """This control plane may not lead, for a reason beside the lease; "" when it may. A term that has begun goes on."""
-        self._apply(rules.Barred(why))
+        self._apply(events.Barred(why))
 
     async def wait_left(self) -> None:
         """Returns when, after `step_down`, the lease is released or given up. Under a few seconds, whatever the store does."""
@@ -238,11 +242,11 @@ class LeaseKeeper:
 
     async def prove(self, epoch: int) -> None:
         """Returns when a read sent after this call has shown the lease to be ours under `epoch`. Raises StaleEpoch, Unavailable."""
-        if not rules.may_prove(self._view):
+        if not state.may_prove(self._view):
             raise Unavailable("this control plane does not hold the lease", code="lease_unproven")
         proof = _Proof(epoch)
         self._proofs.append(proof)
-        self._apply(rules.ReadNow())
+        self._apply(events.ReadNow())
         await proof.done.wait()
         if proof.failed:
             raise Unavailable(proof.failed, code="lease_unproven")
@@ -255,10 +259,10 @@ class LeaseKeeper:
         """Returns when the record says this beside who leads. Raises Unavailable when the lease is let go of or lost before."""
         held = self._view.held
         epoch = held.epoch if held is not None else 0
-        self._apply(rules.Publish(desk))
+        self._apply(events.Publish(desk))
         while True:
             held = self._view.held
-            if held is None or held.epoch != epoch or self._view.phase not in rules.HOLDS:
+            if held is None or held.epoch != epoch or self._view.phase not in state.HOLDS:
                 raise Unavailable("the lease is no longer held under the epoch that this was for", code="lease_unproven")
             if not self._runs:
                 raise Unavailable("this control plane no longer keeps the lease", code="lease_unproven")
@@ -283,32 +287,32 @@ class LeaseKeeper:
                 while True:
                     self._wake = trio.Event()
                     draw = Draw(self._machine.fresh_hex(RANDOM_BYTES), self._machine.fresh_hex(RANDOM_BYTES))
-                    self._view, action = rules.decide(self._view, self._machine.now_s(), draw)
+                    self._view, action = decide(self._view, self._machine.now_s(), draw)
                     self._tell()
                     match action:
-                        case rules.Wait(until_s):
+                        case actions.Wait(until_s):
                             await self._wait(until_s)
-                        case rules.Read():
+                        case actions.Read():
                             nursery.start_soon(self._read)
-                        case rules.Replace(attempt):
+                        case actions.Replace(attempt):
                             nursery.start_soon(self._replace, attempt)
-                        case rules.TakeLock(name, if_named):
+                        case actions.TakeLock(name, if_named):
                             nursery.start_soon(self._take_lock, name, if_named)
-                        case rules.LetGoLock():
+                        case actions.LetGoLock():
                             await self._lock.let_go()
-                        case rules.StoreEpoch(record):
+                        case actions.StoreEpoch(record):
                             nursery.start_soon(self._store_epoch, record)
-                        case rules.StartWork(record):
+                        case actions.StartWork(record):
                             self._warming.cancel()
                             self._warming = trio.CancelScope()
                             nursery.start_soon(self._warm, record, self._warming)
-                        case rules.EndWork(record, fenced):
+                        case actions.EndWork(record, fenced):
                             self._warming.cancel()
                             nursery.start_soon(self._end, record, fenced)
-                        case rules.DrawOwner():
+                        case actions.DrawOwner():
                             fresh = owner_id(holder_name(self.owner), self._machine.fresh_hex(OWNER_RANDOM_BYTES))
-                            self._apply(rules.Reborn(fresh))
-                        case rules.Stop():
+                            self._apply(events.Reborn(fresh))
+                        case actions.Stop():
                             break
                 self._left.set()  # before the end of a request that hangs
                 nursery.cancel_scope.cancel()
@@ -335,14 +339,14 @@ class LeaseKeeper:
 
     async def _read(self) -> None:
         proofs, self._proofs = self._proofs, []  # whoever asks from here on needs a later read
-        outcome: rules.Event = rules.Unknown()
+        outcome: events.Event = events.Unknown()
         trouble: Unknown | None = _SILENT
         record = None
         try:
             with trio.move_on_after(self._view.timings.request_timeout_s):
                 try:
                     record = await self._store.read(self._role)
-                    outcome, trouble = rules.Answered(record, self._machine.rng.random()), None
+                    outcome, trouble = events.Answered(record, self._machine.rng.random()), None
                 except (Unknown, Invalid) as err:
                     outcome, trouble = _unknown(err)
         finally:
@@ -352,23 +356,23 @@ class LeaseKeeper:
         wrote = record is not None and self._view.seen is not None and record.write_id != self._view.seen.write_id
         self._outcome(outcome, trouble, of_write=False, takes_writes=wrote)
 
-    async def _replace(self, attempt: rules.Attempt) -> None:
-        outcome: rules.Event = rules.Unknown()
+    async def _replace(self, attempt: Attempt) -> None:
+        outcome: events.Event = events.Unknown()
         trouble: Unknown | None = _SILENT
         with trio.move_on_after(self._view.timings.request_timeout_s):
             try:
                 await self._store.replace(self._role, attempt.expected, attempt.new)
-                outcome, trouble = rules.Done(), None
+                outcome, trouble = events.Done(), None
             except Lost as err:
-                outcome, trouble = rules.Answered(err.current, self._machine.rng.random()), None
+                outcome, trouble = events.Answered(err.current, self._machine.rng.random()), None
             except (Unknown, Invalid) as err:
                 outcome, trouble = _unknown(err)
         self._outcome(outcome, trouble, of_write=True, takes_writes=True)
         held = self._view.held
-        if self._view.phase in rules.HOLDS and held is not None and held.tenure == attempt.new.tenure and not _of_local_disk(outcome):
+        if self._view.phase in state.HOLDS and held is not None and held.tenure == attempt.new.tenure and not _of_local_disk(outcome):
             await self._check_disk(attempt.new)
 
-    def _outcome(self, outcome: rules.Event, trouble: Unknown | None, *, of_write: bool, takes_writes: bool) -> None:
+    def _outcome(self, outcome: events.Event, trouble: Unknown | None, *, of_write: bool, takes_writes: bool) -> None:
         """`takes_writes`: an answer shows that writes get through. One that was only read ends no silence to writes."""
         if trouble is not None:
             self._silent_to_writes |= of_write
@@ -403,10 +407,10 @@ class LeaseKeeper:
             await self._machine.run_sync(lambda: write_owner(self._machine.disk, self._owner_file, record, self._role, self._place))
         except OSError as err:
             self._outage.failed(Part.DATA_DIR, words(err), self._machine.now_s())
-            self._apply(rules.LocalDiskFailed())
+            self._apply(events.LocalDiskFailed())
         else:
             self._outage.works(Part.DATA_DIR, self._machine.now_s())
-            self._apply(rules.LocalDiskFine())
+            self._apply(events.LocalDiskFine())
         finally:
             self._checking_disk = False
 
@@ -420,7 +424,7 @@ class LeaseKeeper:
             self._lock_trouble, taken = why, False
         else:
             self._lock_trouble = ""
-        self._apply(rules.LockAnswered(taken))
+        self._apply(events.LockAnswered(taken))
 
     async def _store_epoch(self, record: LeaseRecord) -> None:
         def work() -> None:
@@ -432,12 +436,12 @@ class LeaseKeeper:
         except (OSError, LlmgwError) as err:
             why = words(err) if isinstance(err, OSError) else str(err)
             log.warning("the epoch could not be written to the local disk", epoch=record.epoch, why=why)
-            self._apply(rules.EpochNotStored())
+            self._apply(events.EpochNotStored())
         else:
-            self._apply(rules.EpochStored())
+            self._apply(events.EpochStored())
 
     async def _warm(self, record: LeaseRecord, scope: trio.CancelScope) -> None:
-        term = Term(record, lambda: self._apply(rules.WarmProgress(record.epoch)))
+        term = Term(record, lambda: self._apply(events.WarmProgress(record.epoch)))
         with scope:
             async with self._work_turn:
                 try:
@@ -451,10 +455,10 @@ class LeaseKeeper:
                         self._not_ready = err.message
                     elif stale is None:
                         log.error("not ready to lead; the lease is given back", epoch=record.epoch, exc_info=err)
-                    self._apply(rules.WarmFailed(record.epoch, str(err) or type(err).__name__, 0 if stale is None else stale.epoch))
+                    self._apply(events.WarmFailed(record.epoch, str(err) or type(err).__name__, 0 if stale is None else stale.epoch))
                 else:
                     self._not_ready = ""
-                    self._apply(rules.Warmed(record.epoch))
+                    self._apply(events.Warmed(record.epoch))
 
     async def _end(self, record: LeaseRecord, fenced: bool) -> None:
         with trio.move_on_after(WORK_END_S_MAX) as scope:
@@ -463,12 +467,12 @@ class LeaseKeeper:
         clean = not scope.cancelled_caught
         if not clean and not self._view.leaving:
             raise Broken(f"what was done under epoch {record.epoch} did not end within {WORK_END_S_MAX:g} s of losing the lease")
-        self._apply(rules.WorkEnded(clean))
+        self._apply(events.WorkEnded(clean))
 
     # --- telling
 
-    def _apply(self, event: rules.Event, *, quiet: bool = False) -> None:
-        self._view = rules.step(self._view, event, self._machine.now_s())
+    def _apply(self, event: events.Event, *, quiet: bool = False) -> None:
+        self._view = step(self._view, event, self._machine.now_s())
         if quiet:
             return
         self._stepped.set()
@@ -479,7 +483,7 @@ class LeaseKeeper:
     def _tell(self) -> None:
         """Logs transitions, and nothing else."""
         view, now_s = self._view, self._machine.now_s()
-        role, held, seen = rules.role(view, now_s), view.held, view.seen
+        role, held, seen = state.role(view, now_s), view.held, view.seen
         told = (view.phase, role, held.epoch if held else 0, seen.owner if seen else "")
         if view.trouble != self._trouble:
             self._trouble = view.trouble
@@ -487,7 +491,7 @@ class LeaseKeeper:
                 log.warning("this control plane does not compete for the lease", why=view.trouble)
             else:
                 log.info("this control plane competes for the lease again")
-        if not rules.may_prove(view):
+        if not state.may_prove(view):
             self._fail_proofs("this control plane does not hold the lease")
         if told == self._told:
             return
@@ -521,13 +525,13 @@ class LeaseKeeper:
 _SILENT: Final = Unknown("the lease's store did not answer in time")
 
 
-def _unknown(err: Unknown | Invalid) -> tuple[rules.Event, Unknown]:
+def _unknown(err: Unknown | Invalid) -> tuple[events.Event, Unknown]:
     trouble = err if isinstance(err, Unknown) else Unknown(err.message, fault=True)
-    return rules.Unknown(local_disk=trouble.local_disk), trouble
+    return events.Unknown(local_disk=trouble.local_disk), trouble
 
 
-def _of_local_disk(outcome: rules.Event) -> bool:
-    return isinstance(outcome, rules.Unknown) and outcome.local_disk
+def _of_local_disk(outcome: events.Event) -> bool:
+    return isinstance(outcome, events.Unknown) and outcome.local_disk
 
 
 def _stale(err: BaseException) -> StaleEpoch | None:

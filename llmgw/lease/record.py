@@ -62,6 +62,15 @@ class LeaseRecord:
         return self.owner != held.owner or self.tenure != held.tenure
 
 
+@attrs.frozen
+class Attempt:
+    """A write of the record that was sent, and whose outcome may not be known."""
+
+    expected: LeaseRecord | None
+    new: LeaseRecord
+    sent_s: float
+
+
 def encode(record: LeaseRecord) -> bytes:
     """The record's one form as bytes."""
     return json.dumps(_values(record), sort_keys=True, separators=(",", ":")).encode("ascii")

@@ -25,7 +25,7 @@ from llmgw.domain.ports import Machine
 from llmgw.lease.file import LEASE_FILE, LOCK_FILE, FileLeases, FileLock, boot_id
 from llmgw.lease.object_leases import ObjectLeases
 from llmgw.lease.record import RANDOM_BYTES, ROLE, LeaseRecord, RecordState
-from llmgw.lease.rules import Candidate
+from llmgw.lease.state import Candidate
 from llmgw.lease.store import Lost, Unknown
 from llmgw.lease.timings import LeaseTimings
 from llmgw.replication.litestream_replica import LitestreamReplica

@@ -11,7 +11,7 @@ import trio
 
 from llmgw.domain.ids import ClusterId, owner_id
 from llmgw.lease.keeper import LeaseKeeper, Term
-from llmgw.lease.rules import Candidate
+from llmgw.lease.state import Candidate
 from llmgw.lease.timings import LeaseTimings
 from llmgw.sim.lease_store import Bucket, SimLeases, SimLock, SimLockClient
 from llmgw.sim.machine import SimMachine

@@ -17,7 +17,8 @@ from llmgw.lease.keeper import Term
 from llmgw.lease.outage import BACK
 from llmgw.lease.owner_file import parse_owner
 from llmgw.lease.record import ROLE, LeaseRecord, decode, encode
-from llmgw.lease.rules import UNTAKEN_S, Desk, PeerView, Phase
+from llmgw.lease.rules import UNTAKEN_S
+from llmgw.lease.state import Desk, PeerView, Phase
 from llmgw.lease.timings import LeaseTimings
 from llmgw.sim.lease_store import FINE, Fault, Request, SimLock, SimLockClient
 from llmgw.sim.machine import SimMachine

@@ -16,7 +16,7 @@ from llmgw.lease.object_leases import ObjectLeases
 from llmgw.lease.object_store import LeaseBucket
 from llmgw.lease.outage import BACK, LEASE_FAULT
 from llmgw.lease.record import ROLE, LeaseRecord
-from llmgw.lease.rules import Candidate, PeerView
+from llmgw.lease.state import Candidate, PeerView
 from llmgw.lease.timings import LeaseTimings
 from llmgw.settings.object_place import ObjectPlace
 from llmgw.wiring.machine import RealMachine

@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.domain.ids import ClusterId, OwnerId
-from llmgw.lease import rules
+from llmgw.lease import actions, events, rules, state
+from llmgw.lease.actions import Draw
+from llmgw.lease.decide import decide
+from llmgw.lease.digest import step
 from llmgw.lease.record import LeaseRecord
-from llmgw.lease.rules import Candidate, Draw, LeaseView, Phase
+from llmgw.lease.state import Candidate, LeaseView, Phase
 from llmgw.lease.timings import LeaseTimings
 from tests.lease.records import later, record
 
@@ -21,12 +24,12 @@ ME = Candidate(ClusterId("c"), OwnerId("me-1"), "boot", store_is_new=True)
 SPIN_MAX = 50
 TOLD = st.sampled_from(
     [
-        rules.MetEpoch(0), rules.MetEpoch(1), rules.MetEpoch(2), rules.MetEpoch(9), rules.ReadNow(), rules.StepDown(), rules.HandOver(),
-        rules.HandOver(anew=True), rules.Beat(), rules.Warmed(1), rules.Warmed(2), rules.WarmProgress(1), rules.WarmFailed(1, "no"),
-        rules.WarmFailed(1, "met", 5), rules.LocalDiskFailed(), rules.LocalDiskFine(), rules.EpochStored(), rules.EpochNotStored(),
-        rules.Publish(rules.Desk("e/1", 3)), rules.PeerView(1, 9, 1), rules.PeerView(9, 9, 1), rules.WorkEnded(),
-        rules.WorkEnded(clean=False), rules.StandBack(0.0), rules.StandBack(30.0), rules.Barred("no"), rules.Barred(""),
-        rules.Reborn(OwnerId("me-9")),
+        events.MetEpoch(0), events.MetEpoch(1), events.MetEpoch(2), events.MetEpoch(9), events.ReadNow(), events.StepDown(),
+        events.HandOver(), events.HandOver(anew=True), events.Beat(), events.Warmed(1), events.Warmed(2), events.WarmProgress(1),
+        events.WarmFailed(1, "no"), events.WarmFailed(1, "met", 5), events.LocalDiskFailed(), events.LocalDiskFine(),
+        events.EpochStored(), events.EpochNotStored(), events.Publish(state.Desk("e/1", 3)), state.PeerView(1, 9, 1),
+        state.PeerView(9, 9, 1), events.WorkEnded(), events.WorkEnded(clean=False), events.StandBack(0.0), events.StandBack(30.0),
+        events.Barred("no"), events.Barred(""), events.Reborn(OwnerId("me-9")),
     ]
 )  # fmt: skip
 
@@ -36,58 +39,58 @@ class Machine:
 
     def __init__(self, me: Candidate = ME, floor: int = 0) -> None:
         self.now_s = 1000.0
-        self.view = rules.first_view(me, TIMINGS, floor=floor, now_s=self.now_s)
+        self.view = state.first_view(me, TIMINGS, floor=floor, now_s=self.now_s)
         self.numbers = itertools.count()
         self.stored: LeaseRecord | None = None
-        self.asked: list[rules.Action] = []
+        self.asked: list[actions.Action] = []
         self.settle()
 
     def settle(self) -> None:
         """Decides until there is nothing to do but wait."""
         for _ in range(SPIN_MAX):
             number = next(self.numbers)
-            self.view, action = rules.decide(self.view, self.now_s, Draw(f"w{number}", f"t{number}"))
-            if isinstance(action, rules.Wait):
+            self.view, action = decide(self.view, self.now_s, Draw(f"w{number}", f"t{number}"))
+            if isinstance(action, actions.Wait):
                 assert action.until_s > self.now_s or self.view.phase is not Phase.FOLLOW or action.until_s == self.now_s
                 if action.until_s > self.now_s:
                     self.until_s = action.until_s
                     return
-            elif isinstance(action, rules.Stop):
-                self.until_s = rules.FOREVER
+            elif isinstance(action, actions.Stop):
+                self.until_s = state.FOREVER
                 return
-            elif isinstance(action, rules.DrawOwner):
-                self.tell(rules.Reborn(OwnerId(f"me-{number}")))
-            elif not isinstance(action, rules.LetGoLock):
+            elif isinstance(action, actions.DrawOwner):
+                self.tell(events.Reborn(OwnerId(f"me-{number}")))
+            elif not isinstance(action, actions.LetGoLock):
                 self.asked.append(action)
         raise AssertionError(f"it does not come to rest in {self.view.phase}")
 
-    def tell(self, event: rules.Event) -> None:
-        self.view = rules.step(self.view, event, self.now_s)
-        requests = [one for one in self.asked if isinstance(one, rules.Read | rules.Replace | rules.TakeLock)]
+    def tell(self, event: events.Event) -> None:
+        self.view = step(self.view, event, self.now_s)
+        requests = [one for one in self.asked if isinstance(one, actions.Read | actions.Replace | actions.TakeLock)]
         assert len(requests) <= 1 or self.view.phase is Phase.LEFT, "one request in flight"
 
     def answer(self, how: str) -> None:
         """The oldest of what is asked is answered: "yes" does it, "no" refuses it, "silence" says nothing, "done" does it in silence."""
         action = self.asked.pop(0)
-        if isinstance(action, rules.Read):
-            self.tell(rules.Unknown() if how in ("silence", "done") else rules.Answered(self.stored))
-        elif isinstance(action, rules.Replace):
+        if isinstance(action, actions.Read):
+            self.tell(events.Unknown() if how in ("silence", "done") else events.Answered(self.stored))
+        elif isinstance(action, actions.Replace):
             same = (self.stored and self.stored.write_id) == (action.attempt.expected and action.attempt.expected.write_id)
             if same and how in ("yes", "done"):
                 self.stored = action.attempt.new
             if how in ("silence", "done"):
-                self.tell(rules.Unknown())
+                self.tell(events.Unknown())
             else:
-                self.tell(rules.Done() if same and how == "yes" else rules.Answered(self.stored))
-        elif isinstance(action, rules.TakeLock):
-            self.tell(rules.LockAnswered(how == "yes"))
-        elif isinstance(action, rules.StoreEpoch):
-            self.tell(rules.EpochStored() if how == "yes" else rules.EpochNotStored())
-        elif isinstance(action, rules.StartWork):
-            self.tell(rules.Warmed(action.record.epoch) if how == "yes" else rules.WarmFailed(action.record.epoch, how))
+                self.tell(events.Done() if same and how == "yes" else events.Answered(self.stored))
+        elif isinstance(action, actions.TakeLock):
+            self.tell(events.LockAnswered(how == "yes"))
+        elif isinstance(action, actions.StoreEpoch):
+            self.tell(events.EpochStored() if how == "yes" else events.EpochNotStored())
+        elif isinstance(action, actions.StartWork):
+            self.tell(events.Warmed(action.record.epoch) if how == "yes" else events.WarmFailed(action.record.epoch, how))
         else:
-            assert isinstance(action, rules.EndWork)
-            self.tell(rules.WorkEnded(clean=how == "yes"))
+            assert isinstance(action, actions.EndWork)
+            self.tell(events.WorkEnded(clean=how == "yes"))
         self.settle()
 
     def wait(self, for_s: float) -> None:
@@ -131,18 +134,18 @@ def test_any_events_in_any_order_keep_the_machine_whole(steps: list[tuple[str, o
             }
             machine.stored = changed[str(value)]
         view = machine.view
-        assert (view.held is not None) == (view.phase in rules.HOLDS | {Phase.STEPPING_DOWN, Phase.FENCED})
+        assert (view.held is not None) == (view.phase in state.HOLDS | {Phase.STEPPING_DOWN, Phase.FENCED})
         assert view.floor >= (view.held.epoch if view.held else 0)
-        if rules.power(view, machine.now_s) is not None:
-            assert view.work is rules.Work.RUNS
+        if state.power(view, machine.now_s) is not None:
+            assert view.work is state.Work.RUNS
             assert not view.leaving
-    assert machine.asked or machine.view.phase is Phase.LEFT or machine.until_s < rules.FOREVER
+    assert machine.asked or machine.view.phase is Phase.LEFT or machine.until_s < state.FOREVER
 
 
 def test_confirmed_ends_by_the_clock_alone():
     machine = Machine().lead()
-    assert rules.role(machine.view, machine.view.valid_until_s - 0.001).value == "confirmed"
-    assert rules.role(machine.view, machine.view.valid_until_s).value == "unconfirmed"
+    assert state.role(machine.view, machine.view.valid_until_s - 0.001).value == "confirmed"
+    assert state.role(machine.view, machine.view.valid_until_s).value == "unconfirmed"
 
 
 def test_a_holder_counts_from_when_it_sent_and_a_candidate_from_when_it_received():
@@ -203,7 +206,7 @@ def test_an_older_record_than_the_one_seen_is_a_late_answer():
     assert held is not None
     machine.wait(TIMINGS.renew_s)
     machine.answer("yes")
-    machine.tell(rules.ReadNow())
+    machine.tell(events.ReadNow())
     machine.settle()
     current, machine.stored = machine.stored, held
     machine.answer("yes")
@@ -241,4 +244,4 @@ def test_a_boot_id_proves_a_death_only_where_both_are_known():
 def test_the_views_fields_can_be_changed_as_quickly_as_the_simulator_needs_and_no_other():
     view: LeaseView = Machine().view
     with pytest.raises(AssertionError):
-        rules._change(view, no_such_field=1)
+        state.change(view, no_such_field=1)

@@ -12,7 +12,8 @@ import trio
 from llmgw.domain.errors import Invalid
 from llmgw.lease import file as lease_file
 from llmgw.lease.file import LeaseFile
-from llmgw.lease.rules import UNTAKEN_S, PeerView
+from llmgw.lease.rules import UNTAKEN_S
+from llmgw.lease.state import PeerView
 from llmgw.lease.store import Unknown
 from llmgw.lease.timings import LeaseTimings
 from llmgw.sim.lease_store import FINE, Fault

@@ -20,15 +20,13 @@ from typing import Any, Final
 import attrs
 
 from llmgw.domain.ids import ClusterId, OwnerId
-from llmgw.lease import rules
-from llmgw.lease.record import LeaseRecord, RecordState
-from llmgw.lease.rules import (
-    Candidate,
-    Draw,
-    LeaseView,
-    Phase,
-    Rules,
-)
+from llmgw.lease import actions, events, rules, state
+from llmgw.lease.actions import Draw
+from llmgw.lease.decide import decide
+from llmgw.lease.digest import DEAF_S, step
+from llmgw.lease.record import Attempt, LeaseRecord, RecordState
+from llmgw.lease.rules import Rules
+from llmgw.lease.state import Candidate, LeaseView, Phase
 from llmgw.lease.timings import RHO, SIGMA_S, LeaseTimings
 
 ACT_S: Final = 0.9  # from "I am confirmed" until what was sent because of it arrives; below sigma, which allows for it
@@ -416,7 +414,7 @@ class World:
                 self.peace_s = last_s + 0.001
                 end_s = self.peace_s + SETTLE_S
             if kind.peers:
-                end_s += rules.DEAF_S
+                end_s += DEAF_S
                 for number in range(1, int(end_s / PEER_VIEW_S)):
                     self.at(number * PEER_VIEW_S, self.compare)
         heap = self.heap
@@ -449,7 +447,7 @@ class World:
             one_machine=self.one_machine,
             store_is_new=self.record is None and node.starts == 1,
         )
-        node.view = rules.first_view(me, node.timings, floor=node.disk_epoch, now_s=node.local(self.now_s), rules=self.protect)
+        node.view = state.first_view(me, node.timings, floor=node.disk_epoch, now_s=node.local(self.now_s), rules=self.protect)
         node.phase = Phase.FOLLOW
         self.pump(node)
 
@@ -462,7 +460,7 @@ class World:
         if self.lock_holder is node:
             self.lock_holder = None
 
-    def tell(self, node: Node, process: str, event: rules.Event) -> None:
+    def tell(self, node: Node, process: str, event: events.Event) -> None:
         """An event for a process, unless it is no more; a frozen one gets it when it thaws."""
         if not node.alive or node.process != process:
             return
@@ -471,27 +469,27 @@ class World:
             return
         if type(event) in _REPLIES and node.view.in_flight is None:
             return
-        node.view = rules.step(node.view, event, node.local(self.now_s))
+        node.view = step(node.view, event, node.local(self.now_s))
         self.pump(node)
 
     def warm(self, node: Node, process: str, epoch: int, tenure: str) -> None:
         """The hooks are done: agents are greeted, and say when they have met an epoch as high."""
-        if not node.alive or node.process != process or node.view.work is not rules.Work.RUNS:
+        if not node.alive or node.process != process or node.view.work is not state.Work.RUNS:
             return
         if node.frozen_s > self.now_s:
             self.at(node.frozen_s, self.warm, node, process, epoch, tenure)
         elif self.agents >= epoch:
-            self.tell(node, process, rules.WarmFailed(epoch, "met", self.agents))
+            self.tell(node, process, events.WarmFailed(epoch, "met", self.agents))
         elif self.now_s < min(self.peace_s, self.lossy_s) and self.disturbed and self.rng.random() < 0.03:
             self.faults += 1
-            self.tell(node, process, rules.WarmFailed(epoch, "a hook failed"))
+            self.tell(node, process, events.WarmFailed(epoch, "a hook failed"))
         else:
             self.agents = epoch
             self.history.append(Led(self.now_s, process, epoch, tenure))
-            self.tell(node, process, rules.Warmed(epoch))
+            self.tell(node, process, events.Warmed(epoch))
             for other in self.nodes:
                 if other is not node and other.alive:  # agents tell all whom they obey
-                    self.at(self.now_s + 0.2 * self.rng.random(), self.tell, other, other.process, rules.MetEpoch(epoch))
+                    self.at(self.now_s + 0.2 * self.rng.random(), self.tell, other, other.process, events.MetEpoch(epoch))
 
     def woken(self, node: Node, wake: int) -> None:
         if node.wake != wake or not node.alive:
@@ -506,44 +504,44 @@ class World:
         node.wake += 1
         for spin in itertools.count():
             assert spin < SPIN_MAX, f"{node.process} does not come to rest in {node.view.phase}"
-            view, action = rules.decide(node.view, local_s, self.draw)
+            view, action = decide(node.view, local_s, self.draw)
             node.view = view
             kind = type(action)
-            if kind is rules.Wait:
-                if action.until_s < rules.FOREVER:
+            if kind is actions.Wait:
+                if action.until_s < state.FOREVER:
                     # a microsecond late: the way from one clock to another rounds, and too early would be again and again
                     self.at(max(now_s, node.true(action.until_s)) + 1e-6, self.woken, node, node.wake)
                 break
-            if kind is rules.Read or kind is rules.Replace:
-                if kind is rules.Replace:
+            if kind is actions.Read or kind is actions.Replace:
+                if kind is actions.Replace:
                     self.draw = self.fresh()
                     self.send(node, action.attempt)
                 else:
                     self.send(node, None)
                 if view.phase is Phase.FOLLOW or view.phase is Phase.ACQUIRING or view.phase is Phase.LEADING:
                     break  # with a request in flight these do nothing but wait
-            elif kind is rules.TakeLock:
-                node.view = rules.step(view, rules.LockAnswered(self.take_lock(node, action)), local_s)
-            elif kind is rules.LetGoLock:
+            elif kind is actions.TakeLock:
+                node.view = step(view, events.LockAnswered(self.take_lock(node, action)), local_s)
+            elif kind is actions.LetGoLock:
                 if self.lock_holder is node:
                     self.lock_holder = None
-            elif kind is rules.StoreEpoch and node.bad_disk:
-                node.view = rules.step(view, rules.EpochNotStored(), local_s)
-            elif kind is rules.StoreEpoch:
+            elif kind is actions.StoreEpoch and node.bad_disk:
+                node.view = step(view, events.EpochNotStored(), local_s)
+            elif kind is actions.StoreEpoch:
                 node.disk_epoch = max(node.disk_epoch, action.record.epoch)
-                node.view = rules.step(view, rules.EpochStored(), local_s)
-            elif kind is rules.StartWork:
+                node.view = step(view, events.EpochStored(), local_s)
+            elif kind is actions.StartWork:
                 epoch = action.record.epoch
                 self.at(now_s + rng.random() * self.kind.warm_s, self.warm, node, node.process, epoch, action.record.tenure)
-            elif kind is rules.EndWork:
-                self.at(now_s + rng.random() * 0.5, self.tell, node, node.process, rules.WorkEnded())
-            elif kind is rules.DrawOwner:
+            elif kind is actions.EndWork:
+                self.at(now_s + rng.random() * 0.5, self.tell, node, node.process, events.WorkEnded())
+            elif kind is actions.DrawOwner:
                 node.starts += 1
                 node.wedged = False
                 node.process = f"{node.name}.{node.starts}"
-                node.view = rules.step(view, rules.Reborn(OwnerId(node.process)), local_s)
+                node.view = step(view, events.Reborn(OwnerId(node.process)), local_s)
             else:
-                assert kind is rules.Stop
+                assert kind is actions.Stop
                 self.kill(node)
                 self.at(now_s + 1.0 + 5.0 * rng.random(), self.start, node)
                 return
@@ -555,7 +553,7 @@ class World:
         if view.phase is Phase.LEADING:
             local_s = node.local(self.now_s)
             if not node.wedged and local_s - view.beat_s > BEAT_S:
-                node.view = view = rules.step(view, _BEAT, local_s)
+                node.view = view = step(view, _BEAT, local_s)
             self.claim(node, node.true(view.valid_until_s))
         elif node.claim_s > 0.0:
             self.claim(node, self.now_s)
@@ -573,7 +571,7 @@ class World:
         node.claim_s = until_s
         self.history.append(Claimed(self.now_s, node.name, until_s))
 
-    def take_lock(self, node: Node, action: rules.TakeLock) -> bool:
+    def take_lock(self, node: Node, action: actions.TakeLock) -> bool:
         if self.lock_holder not in (None, node) or (action.if_named is not None and self.lock_name != action.if_named):
             return False
         self.lock_holder, self.lock_name = node, action.name
@@ -586,7 +584,7 @@ class World:
             return 0.005 + self.rng.random() * (self.kind.near_s - 0.005)
         return 2.9 + self.rng.random() * 9.1 if self.rng.random() < self.kind.tail else 0.2 + self.rng.random() * 2.7
 
-    def send(self, node: Node, attempt: rules.Attempt | None) -> None:
+    def send(self, node: Node, attempt: Attempt | None) -> None:
         rng, now_s, view = self.rng, self.now_s, node.view
         there_s, back_s = self.trip_s(), self.trip_s()
         timeout_s = node.timings.request_timeout_s / node.rate
@@ -616,20 +614,20 @@ class World:
         self,
         node: Node,
         process: str,
-        attempt: rules.Attempt | None,
+        attempt: Attempt | None,
         flight: object,
         back_s: float,
         refused: bool,
         lost: bool,
         give_up_s: float,
     ) -> None:
-        event: rules.Event = _UNKNOWN
+        event: events.Event = _UNKNOWN
         if self.silent_s > self.now_s:
             lost = True
         elif not refused:
             if attempt is None:
                 old = self.lagging_s > self.now_s and self.rng.random() < 0.3
-                event = rules.Answered(self.rng.choice(self.stood[-4:]) if old else self.record, self.rng.random())
+                event = events.Answered(self.rng.choice(self.stood[-4:]) if old else self.record, self.rng.random())
             else:
                 there, expected = self.record, attempt.expected
                 same = (there.write_id if there else "") == (expected.write_id if expected else "")
@@ -639,7 +637,7 @@ class World:
                     self.history.append(Written(self.now_s, attempt.new))
                     event = _DONE
                 else:
-                    event = rules.Answered(there, self.rng.random())
+                    event = events.Answered(there, self.rng.random())
         back_at_s = self.now_s + back_s
         if self.now_s >= give_up_s:
             return
@@ -648,16 +646,16 @@ class World:
         else:
             self.at(back_at_s, self.reply, node, process, flight, event)
 
-    def reply(self, node: Node, process: str, flight: object, event: rules.Event) -> None:
+    def reply(self, node: Node, process: str, flight: object, event: events.Event) -> None:
         if not node.alive or node.process != process or node.view.in_flight is not flight:
             return  # it has given up on this one
         if node.frozen_s > self.now_s:
             self.at(node.frozen_s, self.reply, node, process, flight, event)
             return
-        wrote = type(flight) is rules.Attempt
-        node.view = rules.step(node.view, event, node.local(self.now_s))
-        if wrote and node.bad_disk and node.view.phase in rules.HOLDS:
-            node.view = rules.step(node.view, _DISK_FAILED, node.local(self.now_s))
+        wrote = type(flight) is Attempt
+        node.view = step(node.view, event, node.local(self.now_s))
+        if wrote and node.bad_disk and node.view.phase in state.HOLDS:
+            node.view = step(node.view, _DISK_FAILED, node.local(self.now_s))
         self.pump(node)
 
     # --- faults
@@ -670,13 +668,13 @@ class World:
         self.faults += 1
         if self.back_rng.random() < 0.3:
             one = self.back_rng.choice(self.nodes)
-            self.tell(one, one.process, rules.StandBack(self.back_rng.random() * 40.0))
+            self.tell(one, one.process, events.StandBack(self.back_rng.random() * 40.0))
         if self.kind.cut:
             node.cut_s = float("inf")
             if node in leaders:
                 self.history.append(Cut(now_s, node.process))
         elif self.kind.leaving:
-            self.tell(node, node.process, rules.StepDown() if what < 0.5 else rules.HandOver())
+            self.tell(node, node.process, events.StepDown() if what < 0.5 else events.HandOver())
         elif self.kind.peers:
             node.deaf, node.bad_disk = what < 0.5, what >= 0.5
         elif self.kind.clocks and what < 0.4:
@@ -705,21 +703,21 @@ class World:
         elif what < 0.70:
             self.silent_s = now_s + rng.random() * 20.0
         elif what < 0.76:
-            self.tell(node, node.process, rules.StepDown())
+            self.tell(node, node.process, events.StepDown())
         elif what < 0.84:
-            self.tell(node, node.process, rules.HandOver())
+            self.tell(node, node.process, events.HandOver())
         elif what < 0.90:
             met = node.view.held.epoch if node.alive and node.view.held else 1
-            self.tell(node, node.process, rules.MetEpoch(met + rng.randint(0, 2)))
+            self.tell(node, node.process, events.MetEpoch(met + rng.randint(0, 2)))
         elif what < 0.96:
             node.wedged = node.phase is Phase.LEADING  # its work hangs, and its keeper does not
         else:
-            self.tell(node, node.process, rules.HandOver(anew=True))
+            self.tell(node, node.process, events.HandOver(anew=True))
 
     def stand_back(self) -> None:
         """For longer than the schedule lasts."""
         for node in self.nodes:
-            self.tell(node, node.process, rules.StandBack(3600.0))
+            self.tell(node, node.process, events.StandBack(3600.0))
 
     def tell_to_go(self) -> None:
         """At any instant, a request in flight or not."""
@@ -727,14 +725,14 @@ class World:
             if node.phase is Phase.LEADING:
                 self.faults += 1
                 self.history.append(Told(self.now_s, node.process))
-                self.tell(node, node.process, rules.StepDown() if self.rng.random() < 0.5 else rules.HandOver())
+                self.tell(node, node.process, events.StepDown() if self.rng.random() < 0.5 else events.HandOver())
                 return
 
     def compare(self) -> None:
         """What each hears of the nodes, and the best of the others that live."""
         for node in self.nodes:
             others = [0 if other.deaf else NODES_HEARD for other in self.nodes if other is not node and other.alive and not other.bad_disk]
-            heard = rules.PeerView(0 if node.deaf else NODES_HEARD, max(others, default=0), len(others))
+            heard = state.PeerView(0 if node.deaf else NODES_HEARD, max(others, default=0), len(others))
             self.tell(node, node.process, heard)
 
     def blip(self) -> None:
@@ -742,11 +740,11 @@ class World:
         self.lossy_s = self.silent_s
 
 
-_UNKNOWN: Final = rules.Unknown()
-_DONE: Final = rules.Done()
-_BEAT: Final = rules.Beat()
-_DISK_FAILED: Final = rules.LocalDiskFailed()
-_REPLIES: Final = (rules.Done, rules.Answered, rules.Unknown, rules.LockAnswered)
+_UNKNOWN: Final = events.Unknown()
+_DONE: Final = events.Done()
+_BEAT: Final = events.Beat()
+_DISK_FAILED: Final = events.LocalDiskFailed()
+_REPLIES: Final = (events.Done, events.Answered, events.Unknown, events.LockAnswered)
 
 
 def violations(history: History, kind: Kind) -> list[tuple[str, str]]:

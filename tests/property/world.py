@@ -37,7 +37,8 @@ from llmgw.domain.replica import ReplicaState
 from llmgw.domain.settings_version import SettingsVersion
 from llmgw.domain.usage import UsageBatch
 from llmgw.lease.record import LeaseRecord, decode
-from llmgw.lease.rules import RULES, Candidate, Rules
+from llmgw.lease.rules import RULES, Rules
+from llmgw.lease.state import Candidate
 from llmgw.lease.timings import LeaseTimings
 from llmgw.protocol.messages import Command, Message
 from llmgw.protocol.router_messages import PushDelta
