@@ -6,7 +6,6 @@ and disturbs nothing else.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -22,17 +21,17 @@ from llmgw.agent import fence as fence_file
 from llmgw.agent.fence import Fence
 from llmgw.agent.supervisor import Replicas
 from llmgw.domain import lease
-from llmgw.domain.errors import Denied, Invalid, LlmgwError, Unavailable
+from llmgw.domain.errors import Denied, LlmgwError, Unavailable
 from llmgw.domain.files import unusable, words
 from llmgw.domain.ids import CommandId, ReplicaId
 from llmgw.domain.lease import FencingToken
 from llmgw.domain.node import NodeFacts
 from llmgw.domain.ports import Machine
 from llmgw.domain.replica import ReplicaReport
-from llmgw.protocol.channel import Channel, ChannelClosed
+from llmgw.protocol.channel import Channel
+from llmgw.protocol.dialogue import Incoming, TurnedAway, greet, part
 from llmgw.protocol.losses import Loss
 from llmgw.protocol.messages import (
-    PROTOCOL,
     AgentEvent,
     AgentHello,
     Command,
@@ -64,16 +63,12 @@ log = structlog.get_logger("llmgw.agent.session")
 RECONNECT_S_MAX: Final = 10.0  # full jitter over it (agent.md 1)
 RECONNECT_S_FIRST: Final = 1.0  # the window doubles from here: one restart of a server is over in seconds
 FOREIGN_AGAIN_S: Final = 60.0  # another cluster answers at this address until a person changes something
-HELLO_LIMIT_S: Final = 10.0  # from the open channel to the server's hello
 SEND_LIMIT_S: Final = 10.0  # a control plane that takes nothing for so long is dead to us; the next session tells all
-GOODBYE_LIMIT_S: Final = 1.0
 HEARTBEAT_S_MIN: Final = 0.2
 HEARTBEAT_S_MAX: Final = 60.0
 OUTBOX_MAX: Final = 4096  # messages waiting for one control plane; full: the session ends, and a new inventory tells all
 RESULTS_MAX: Final = 10_000  # results of commands that are remembered: hours of a busy cluster, 2 MB
 EVENTS_MAX: Final = 500  # events kept while no leader listens; the oldest go first
-FAULTS_MAX: Final = 10  # malformed messages in one session before it is ended: one may be a build's bug, many are an enemy
-LOGGED_CHARACTERS_MAX: Final = 300  # of somebody else's text
 INSTANCE_BYTES: Final = 8
 PLANES_FILE: Final = "control-planes.json"
 
@@ -179,7 +174,7 @@ class Sessions:
                 try:
                     async with self._dial(url) as channel:
                         await self._converse(channel, url, loss)
-                except _Final as err:
+                except TurnedAway as err:
                     log.error("turned away: this control plane is not dialled again until the agent is restarted", url=url, why=err.message)
                     return
                 except _Foreign as err:
@@ -202,14 +197,14 @@ class Sessions:
         first = AgentHello(
             self._facts(), highest.cluster_id, highest.epoch, highest.owner, wall_s=self._machine.wall_s(), instance=self._instance
         )
-        hello = await self._shake_hands(channel, first)
+        hello = await greet(channel, first, ServerHello)
         try:
             ours = await self._fence.pin(hello.cluster_id)
         except OSError as err:
             raise unusable(err, fence_file.WHAT, self._fence.path) from err
         if not ours:
             text = f"this node belongs to cluster {self._fence.highest.cluster_id}, and {url} is of cluster {hello.cluster_id}"
-            await self._part(channel, Goodbye("foreign_cluster", text, final=True))
+            await part(channel, Goodbye("foreign_cluster", text, final=True))
             raise _Foreign(
                 f"{text}. To move the node, stop its agent, remove {self._fence.path} and start it again", code="foreign_cluster"
             )
@@ -237,28 +232,8 @@ class Sessions:
                 if self._leader is session:
                     self._leader = None
                 if ours_to_end:
-                    await self._part(channel, Goodbye("session_ends", "the agent ends this session"))
+                    await part(channel, Goodbye("session_ends", "the agent ends this session"))
         raise Unavailable("the control plane does not take messages as fast as they come")
-
-    async def _shake_hands(self, channel: Channel, hello: AgentHello) -> ServerHello:
-        with trio.move_on_after(HELLO_LIMIT_S):
-            await channel.send(hello)
-            answer = await channel.receive()
-            if isinstance(answer, Goodbye):
-                raise _farewell(answer)
-            if not isinstance(answer, ServerHello):
-                raise Unavailable(f"{channel.peer} began with {type(answer).__name__} and not with its hello")
-            if abs(answer.protocol - PROTOCOL) > 1:  # neighbouring builds understand each other, farther ones may not
-                text = f"{channel.peer} speaks protocol {answer.protocol}, this agent {PROTOCOL}: bring their builds together"
-                await self._part(channel, Goodbye("protocol", text))
-                raise Unavailable(text, code="protocol")
-            return answer
-        raise Unavailable(f"{channel.peer} did not say hello within {HELLO_LIMIT_S:g} s")
-
-    async def _part(self, channel: Channel, goodbye: Goodbye) -> None:
-        """Says why we go, as far as the peer still listens."""
-        with trio.move_on_after(GOODBYE_LIMIT_S, shield=True), contextlib.suppress(ChannelClosed):
-            await channel.send(goodbye)
 
     async def _write(self, channel: Channel, outbox: trio.MemoryReceiveChannel[FromAgent]) -> None:
         async for message in outbox:
@@ -278,17 +253,9 @@ class Sessions:
             self._put(session, Heartbeat(self._facts(), changed))
 
     async def _listen(self, channel: Channel, session: _Open) -> None:
-        faults = 0
+        incoming = Incoming(channel, log)
         while True:
-            try:
-                message = await channel.receive()
-            except Invalid as err:
-                faults += 1
-                log.warning("a message that cannot be understood", peer=channel.peer, why=err.message[:LOGGED_CHARACTERS_MAX])
-                if faults >= FAULTS_MAX:
-                    raise Unavailable(f"{channel.peer} sent {faults} messages that cannot be understood") from err
-                continue
-            await self._take(message, session, channel.peer)
+            await self._take(await incoming.next(), session, channel.peer)
 
     async def _take(self, message: Message, session: _Open, peer: str) -> None:
         match message:
@@ -309,8 +276,6 @@ class Sessions:
                 session.heartbeat_s = _bounded(message.heartbeat_s)
                 if session.resting is not None:
                     session.resting.cancel()
-            case Goodbye():
-                raise _farewell(message)
             case _:
                 log.warning("a message that is not for an agent", peer=peer, type=type(message).__name__)
 
@@ -459,21 +424,12 @@ def stored_planes(machine: Machine, folder: Path) -> tuple[str, tuple[str, ...]]
         return "", ()
 
 
-class _Final(Denied):
-    """The control plane said that dialling again will not help."""
-
-
 class _Foreign(Denied):
     """It is another cluster's."""
 
 
 def _bounded(heartbeat_s: float) -> float:
     return min(max(heartbeat_s, HEARTBEAT_S_MIN), HEARTBEAT_S_MAX)
-
-
-def _farewell(goodbye: Goodbye) -> LlmgwError:
-    text = f"{goodbye.text} ({goodbye.code})"
-    return _Final(text, code=goodbye.code) if goodbye.final else Unavailable(text, code=goodbye.code)
 
 
 def _still(report: ReplicaReport | None) -> ReplicaReport | None:

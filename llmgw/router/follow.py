@@ -6,7 +6,6 @@ a full disk, junk in a file or on the wire end in a log line and another try. Ne
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -19,7 +18,7 @@ import trio
 
 from llmgw import __version__
 from llmgw.domain.endpoint import DIGEST_FORM, Endpoint, EndpointList, EndpointUse, ListStamp
-from llmgw.domain.errors import Conflict, Denied, Invalid, LlmgwError, Unavailable
+from llmgw.domain.errors import Conflict, Denied, LlmgwError, Unavailable
 from llmgw.domain.ids import EndpointId
 from llmgw.domain.lease import Fence, FencingToken, fence
 from llmgw.domain.model import Catalog
@@ -27,7 +26,8 @@ from llmgw.domain.policy import Policy
 from llmgw.domain.ports import CatalogSink, EndpointSink, Machine, PolicySink, UsageSource
 from llmgw.domain.usage import UsageBatch
 from llmgw.protocol import list_delta
-from llmgw.protocol.channel import Channel, ChannelClosed
+from llmgw.protocol.channel import Channel
+from llmgw.protocol.dialogue import Incoming, TooFar, TurnedAway, greet, part
 from llmgw.protocol.losses import Loss
 from llmgw.protocol.messages import ControlPlanes, Goodbye, Message
 from llmgw.protocol.planes import dialled, remembered, without_second_names
@@ -69,16 +69,12 @@ RECONNECT_S_MAX: Final = 4.0  # below ROUTER_SILENT_S: a control plane that star
 assert RECONNECT_S_MAX < ROUTER_SILENT_S
 TURNED_AWAY_AGAIN_S: Final = 60.0  # another cluster, or a build that is too far away: nothing changes until a person acts
 DENIED_AGAIN_S: Final = 10.0  # a wrong token: its file may be on the way, and the other end logs each try
-HELLO_LIMIT_S: Final = 10.0  # from the open channel to the control plane's welcome
 SEND_LIMIT_S: Final = 10.0  # a control plane that takes nothing for so long is dead to us; the next session tells all
 SILENT_LIMIT_S: Final = 10.0  # one that says nothing for ten of its beats is dead to us, whatever TCP says
-GOODBYE_LIMIT_S: Final = 1.0
 WAKE_AGAIN_S: Final = 1.0  # between two wishes for one model: the first has been heard, and clients ask by the thousand
 WAKES_MAX: Final = 1000  # models remembered for that; beyond it all are forgotten
 WITHDRAWN_LOOK_S: Final = 0.1  # between looks at requests that still run at withdrawn endpoints: a stop waits for their end
 ASK_AGAIN_S: Final = 5.0  # a list that was asked for and has not come: it may be large, or cannot be read
-FAULTS_MAX: Final = 10  # malformed messages in one session before it is ended
-LOGGED_CHARACTERS_MAX: Final = 300  # of somebody else's text
 LOGGED_RULES_MAX: Final = 20  # names of guard rules in one line
 QUEUE_MAX: Final = 100  # refusals and wishes to wake that wait for one control plane; the oldest go first
 WITHDRAWN_MAX: Final = 1000  # endpoints remembered as withdrawn by a leader: hours of a busy cluster's changes
@@ -284,7 +280,7 @@ class Follower:
             try:
                 async with self._dial(url) as channel:
                     await self._converse(channel, url, welcomed)
-            except _TurnedAway as err:
+            except (TurnedAway, TooFar) as err:
                 ended, wait_s = err, TURNED_AWAY_AGAIN_S
             except Denied as err:
                 ended, wait_s = err, DENIED_AGAIN_S
@@ -304,12 +300,12 @@ class Follower:
 
         Raises LlmgwError for every end that is not a cancel.
         """
-        welcome = await self._shake_hands(channel)
+        welcome = await greet(channel, self._hello(), RouterWelcome)
         pin = self._state.highest.cluster_id if self._state.highest is not None else ""
         if pin and welcome.cluster_id != pin:
             text = f"this router belongs to cluster {pin}, and {url} is of cluster {welcome.cluster_id}"
-            await self._part(channel, Goodbye("foreign_cluster", text))
-            raise _TurnedAway(f"{text}. To move the router, stop it and give it a new [router] data_dir", code="foreign_cluster")
+            await part(channel, Goodbye("foreign_cluster", text))
+            raise TurnedAway(f"{text}. To move the router, stop it and give it a new [router] data_dir", code="foreign_cluster")
         self._take_ttl(welcome.ttl_s)
         log.info("follows", url=url, cluster=welcome.cluster_id, server=welcome.owner, epoch=welcome.epoch, leads=welcome.leads)
         welcomed.set()
@@ -327,10 +323,10 @@ class Follower:
         finally:
             self._open.remove(session)
             if ours_to_end:
-                await self._part(channel, Goodbye("session_ends", "the router ends this session"))
+                await part(channel, Goodbye("session_ends", "the router ends this session"))
 
-    async def _shake_hands(self, channel: Channel) -> RouterWelcome:
-        hello = RouterHello(
+    def _hello(self) -> RouterHello:
+        return RouterHello(
             self.router_id,
             self._instance,
             __version__,
@@ -340,43 +336,11 @@ class Follower:
             ROUTER_PROTOCOL,
             DIGEST_FORM,
         )
-        with trio.move_on_after(HELLO_LIMIT_S):
-            await channel.send(hello)
-            answer = await channel.receive()
-            if isinstance(answer, Goodbye):
-                raise _farewell(answer)
-            if not isinstance(answer, RouterWelcome):
-                raise Unavailable(f"{channel.peer} began with {type(answer).__name__} and not with its welcome")
-            if abs(answer.protocol - ROUTER_PROTOCOL) > 1:  # neighbouring builds understand each other, farther ones may not
-                text = (
-                    f"{channel.peer} speaks router protocol {answer.protocol}, this router {ROUTER_PROTOCOL}: bring their builds together"
-                )
-                await self._part(channel, Goodbye("protocol", text))
-                raise _TurnedAway(text, code="protocol")
-            return answer
-        raise Unavailable(f"{channel.peer} did not welcome us within {HELLO_LIMIT_S:g} s")
-
-    async def _part(self, channel: Channel, goodbye: Goodbye) -> None:
-        """Says why we go, as far as the peer still listens."""
-        with trio.move_on_after(GOODBYE_LIMIT_S, shield=True), contextlib.suppress(ChannelClosed):
-            await channel.send(goodbye)
 
     async def _listen(self, channel: Channel, session: _Session) -> None:
-        faults = 0
+        incoming = Incoming(channel, log, SILENT_LIMIT_S)
         while True:
-            try:
-                with trio.move_on_after(SILENT_LIMIT_S) as limit:
-                    message = await channel.receive()
-                if limit.cancelled_caught:
-                    raise Unavailable(f"{channel.peer} said nothing for {SILENT_LIMIT_S:g} s")
-            except Invalid as err:
-                faults += 1
-                log.warning("a message that cannot be understood", peer=channel.peer, why=err.message[:LOGGED_CHARACTERS_MAX])
-                if faults >= FAULTS_MAX:
-                    raise Unavailable(f"{channel.peer} sent {faults} messages that cannot be understood") from err
-                continue
-            if isinstance(message, Goodbye):
-                raise _farewell(message)
+            message = await incoming.next()
             session.heard_s = self._machine.now_s()
             async with self._turn:
                 await self._take(message, session)
@@ -483,7 +447,7 @@ class Follower:
         highest = self._state.highest
         assert highest is not None
         if verdict is Fence.FOREIGN:
-            raise _TurnedAway(
+            raise TurnedAway(
                 f"{session.peer} sends lists of cluster {token.cluster_id}, and this router belongs to cluster {highest.cluster_id}",
                 code="foreign_cluster",
             )
@@ -672,17 +636,8 @@ class Follower:
             raise Unavailable(f"{channel.peer} took no message for {SEND_LIMIT_S:g} s")
 
 
-class _TurnedAway(Denied):
-    """Dialling again will not help until a person has changed something."""
-
-
 def _nobody_tells(boot: str, number: int) -> None:
     """A router that counts nothing."""
-
-
-def _farewell(goodbye: Goodbye) -> LlmgwError:
-    text = f"{goodbye.text[:LOGGED_CHARACTERS_MAX]} ({goodbye.code[:LOGGED_CHARACTERS_MAX]})"
-    return _TurnedAway(text, code=goodbye.code) if goodbye.final else Unavailable(text, code=goodbye.code)
 
 
 def _still(use: EndpointUse) -> EndpointUse:
