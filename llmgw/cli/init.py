@@ -25,9 +25,11 @@ ROLES = ("server", "router", "agent")
 @click.option("--listen", metavar="HOST:PORT", help="Where the admin port listens, or a router.  [default: this machine only]")
 @click.option("--advertise", metavar="URL", help="How other machines reach it, such as https://ctl-1.example:8081.")
 @click.option("--data-dir", type=PathOption(), help="Where it keeps its state.  [default: as the role has it]")
+@click.option("--bundle", type=PathOption(), help="Of `llmgw server add NAME --bundle FILE`: join that cluster, at the first start.")
+@click.option("--address", metavar="HOST", help="With --bundle: where other machines reach this one.  [default: as the bundle says]")
 @click.option("--new-admin-token", is_flag=True, help="Only make a new admin token: the way back after the old one was lost.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask; take what is given, and the defaults.")
-def init(config: Path, role: str | None, yes: bool, new_admin_token: bool, **given: Any) -> None:
+def init(config: Path, role: str | None, yes: bool, new_admin_token: bool, bundle: Path | None, address: str | None, **given: Any) -> None:
     """Set this machine up: its file, the cluster's CA, the first admin token.
 
     A file that is there is kept, and the rest is made as it says. On a terminal it asks for what is not given.
@@ -37,6 +39,13 @@ def init(config: Path, role: str | None, yes: bool, new_admin_token: bool, **giv
     asked = {name: value for name, value in given.items() if value is not None}
     if role is not None:
         asked["role"] = role
+    if bundle is not None:
+        if new_admin_token or asked.keys() - {"data_dir"}:
+            raise click.UsageError("--bundle says what this machine is to be: it goes with --config, --address and --data-dir alone")
+        _tell(_by_bundle(bundle, config, address or "", asked.get("data_dir")))
+        return
+    if address is not None:
+        raise click.UsageError("--address goes with --bundle")
     if role == "agent" and "listen" in asked:
         raise click.UsageError("an agent listens nowhere: leave out --listen")
     if new_admin_token:
@@ -52,6 +61,15 @@ def init(config: Path, role: str | None, yes: bool, new_admin_token: bool, **giv
             raise click.UsageError("nothing was written: there is no terminal to ask on, so say --yes")
         _ask(asked)
     _tell(setting_up.set_up(config, setting_up.Wanted(**asked)))
+
+
+def _by_bundle(file: Path, config: Path, address: str, data_dir: Path | None) -> list[str]:
+    from llmgw.cli.ctl.files import read_bytes
+    from llmgw.identity.bundle import BUNDLE_BYTES_MAX, parse_bundle
+    from llmgw.wiring.join_command import prepare_by
+
+    data = read_bytes(file, BUNDLE_BYTES_MAX, ": that is no bundle")
+    return prepare_by(parse_bundle(data, str(file)), config, address, data_dir)
 
 
 def _ask(asked: dict[str, Any]) -> None:

@@ -26,10 +26,10 @@ TOKEN_READ_MAX = 65_536
 def join(token_file: Path | None, config: Path, name: str | None, address: str | None, data_dir: Path | None, ca: Path | None) -> None:
     """Join a cluster, as `llmgw node add`, `router add` or `server add` has printed it."""
     from llmgw.identity.join_tokens import parse_token
-    from llmgw.wiring import setting_up
+    from llmgw.wiring.join_command import join_by
 
     token = parse_token(_read(token_file))
-    for line in setting_up.join_by(token, config, name or "", address or "", data_dir, str(ca.absolute()) if ca else ""):
+    for line in join_by(token, config, name or "", address or "", data_dir, str(ca.absolute()) if ca else ""):
         click.echo(line)
 
 

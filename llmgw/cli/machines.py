@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -14,7 +16,8 @@ from llmgw.cli.ctl.config import when
 from llmgw.cli.ctl.output import Ctl, echo, shared, table
 from llmgw.cli.ctl.output import key as value_of
 from llmgw.cli.ctl.waiting import WAIT_S, no_replicas, wait_done
-from llmgw.domain.errors import NotFound
+from llmgw.cli.paths import PathOption
+from llmgw.domain.errors import Conflict, LlmgwError, NotFound
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 SETTLES_S: Final = 30.0  # a hand-over takes a tenth of a second; a standby that does not come is told as that
@@ -40,9 +43,16 @@ def add_commands(group: click.Group, role: str, title: str) -> None:
     @group.command("add", help=f"Let one more machine in as {title}: prints the command to run there. The token in it is good once.")
     @click.argument("name", required=False, default="")
     @click.option("--expires", type=Duration(), default="1h", show_default=True, metavar="TIME", help="How long the token may be used.")
+    @_for_servers(role)
     @shared
-    def add(ctl: Ctl, name: str, expires: float) -> None:
-        answer = ctl.client.send("POST", "join-tokens", {"role": role, "name": name, "expires_in_s": expires})
+    def add(ctl: Ctl, name: str, expires: float, bundle: Path | None = None, address: str | None = None) -> None:
+        asked: dict[str, Any] = {"role": role, "name": name, "expires_in_s": expires}
+        if bundle is not None:
+            _add_by_bundle(ctl, asked, bundle, address or "")
+            return
+        if address is not None:
+            raise click.UsageError("--address goes with --bundle")
+        answer = ctl.client.send("POST", "join-tokens", asked)
         body = answer.body if isinstance(answer.body, dict) else {}
         if ctl.output != "table":
             ctl.print(body, list)
@@ -65,6 +75,42 @@ def add_commands(group: click.Group, role: str, title: str) -> None:
         _add_node_rm(group)
     else:
         _add_rm(group, role, title)
+
+
+def _for_servers(role: str) -> Callable[[Any], Any]:
+    """The options that only control planes are added with."""
+    bundle = click.option(
+        "--bundle", type=PathOption(), metavar="FILE", help="Write what `llmgw init --bundle` takes, for a machine that reaches nobody yet."
+    )
+    address = click.option("--address", metavar="HOST", help="With --bundle: where the others will reach that machine.")
+    return lambda command: bundle(address(command)) if role == "server" else command
+
+
+def _add_by_bundle(ctl: Ctl, asked: Mapping[str, Any], file: Path, address: str) -> None:
+    """One file (0600) in place of the command. Its token ends where it cannot be written."""
+    from llmgw.wiring.setup_files import SECRET_MODE, check_writable, write_new
+
+    if not asked["name"]:
+        raise click.UsageError("a bundle is for one machine: name it")
+    if file.exists():
+        raise Conflict(f"{file} is there already and is left as it is", code="file_exists")
+    check_writable(file.absolute().parent, "the folder of the bundle")
+    answer = ctl.client.send("POST", "join-tokens", {**asked, "bundle": True, "address": address})
+    body = answer.body if isinstance(answer.body, dict) else {}
+    try:
+        write_new(file, str(body.get("bundle", "")), mode=SECRET_MODE, what="the bundle")
+    except LlmgwError:
+        ctl.client.send("POST", f"join-tokens/{segment(str(body.get('id')))}/revoke", {})
+        raise
+    told = {name: value for name, value in body.items() if name not in ("token", "bundle")}
+    if ctl.output != "table":
+        ctl.print({**told, "bundle": str(file)}, list)
+        return
+    until = when(body.get("expires_at"))
+    click.echo(f"llmgw: wrote {file}; whoever has it may join, once, until {until}. Bring it over, and run there:", err=True)
+    if not address:
+        click.echo("llmgw: with `--address HOST` behind it, the name or address by which the others reach that machine", err=True)
+    echo(f"sudo llmgw init --bundle {shlex.quote(file.name)}")
 
 
 def _add_node_rm(group: click.Group) -> None:

@@ -44,13 +44,14 @@ class Joined:
     store: dict[str, str] = attrs.field(factory=dict)
 
 
-def join(token: JoinToken, name: str, addresses: Sequence[str], others: str = "", key_pem: str = "") -> Joined:
+def join(token: JoinToken, name: str, addresses: Sequence[str], others: str = "", key_pem: str = "", ca_pem: str = "") -> Joined:
     """Blocking. Raises what refuses it, each in one sentence; `others` is a file of CAs that may have made the control planes' own.
 
-    `key_pem` is the machine's key, "" for a new one. The same key may ask again by the same token.
+    `key_pem` is the machine's key, "" for a new one; `ca_pem` the CA's certificate, "" to ask for it. The same key may ask again by
+    the same token.
     """
     key_pem = key_pem or ca.make_key()
-    ca_pem = fetch_ca(token)
+    ca_pem = ca_pem or fetch_ca(token)
     body = {
         "token": token.secret,
         "role": token.role.value,

@@ -55,6 +55,7 @@ from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.memory import calm_collector, keep_freed_memory
 from llmgw.wiring.notify import Notifier, take_notifier
 from llmgw.wiring.own_identity import OwnIdentity, check_authority, told_address
+from llmgw.wiring.pending_join import redeem
 from llmgw.wiring.router import make_router, router_tls
 from llmgw.wiring.runs import allow_descriptors, run_role
 from llmgw.wiring.signals import wait_for_stop
@@ -209,6 +210,7 @@ async def run_control_plane(
             )
         admin_url = f"{'https' if secured else 'http'}://{_dialled(admin_sockets[0])}"
 
+        await redeem(machine, data_dir, settings.tls.ca)
         folder = ca_folder(settings)
         authority = await machine.run_sync(lambda: load_authority(machine, folder))  # `llmgw init` makes it before the store
         opened = await open_store(machine, settings, held, authority.cluster if authority is not None else "")

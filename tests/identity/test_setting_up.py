@@ -2,84 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
 import signal
 import stat
-import subprocess
-import sys
+import time
 import tomllib
 from pathlib import Path
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.domain.errors import Conflict
-from llmgw.domain.identity import MachineRole
-from llmgw.identity.join_tokens import JoinToken
+from llmgw.domain.errors import Conflict, Unavailable
+from llmgw.domain.identity import MachineIdentity, MachineRole
+from llmgw.domain.ids import ClusterId
+from llmgw.identity import ca
+from llmgw.identity.ca import Authority
+from llmgw.identity.join_tokens import JoinToken, parse_token
 from llmgw.settings.file_edit import with_keys
 from llmgw.settings.load import load_file
-from llmgw.wiring import setting_up
+from llmgw.wiring import join_command, pending_join, setting_up, setup_files
 from llmgw.wiring.joining import Joined
+from tests.identity.site import HOST, Site, llmgw
 from tests.lease.places import write_credentials
-from tests.programs import Program, free_port, free_ports, program, wait_for
+from tests.programs import free_port, free_ports, program, wait_for
 from tests.seaweed import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, seaweed
 
-HOST = "127.0.0.2"
 
-
-def llmgw(*args: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("LLMGW_", "XDG_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "llmgw", *args], input=stdin, capture_output=True, text=True, timeout=60, check=False, env={**env, **environ}
-    )
-
-
-class Site:
-    """A control plane set up by `init` on another address than 127.0.0.1, and what its operator's shell knows."""
-
-    def __init__(self, folder: Path, *more: str, lease: str = "") -> None:
-        """`more` options of `init`."""
-        self.folder = folder
-        self.config = folder / "ctl.toml"
-        self.data_dir = folder / "ctl"
-        self.url = f"https://{HOST}:{free_port()}"
-        done = llmgw(
-            "init", "--yes", "--config", str(self.config), "--name", "ctl-1", "--listen", self.url.removeprefix("https://"),
-            "--advertise", self.url, "--data-dir", str(self.data_dir), *more,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        self.said = done.stdout
-        # Loopback is all that a test has: this makes it the address of another machine.
-        text = self.config.read_text().replace("127.0.0.1:8080", f"{HOST}:{free_port()}")
-        self.config.write_text(text.replace("required = true", "required = false") + f'[tls]\nplain = "never"\n{lease}')
-
-    @property
-    def token(self) -> str:
-        return (self.data_dir / "admin-token").read_text().strip()
-
-    def ctl(self, *args: str, url: str = "") -> subprocess.CompletedProcess[str]:
-        environ = {"LLMGW_TOKEN": self.token, "LLMGW_CA": str(self.data_dir / "ca" / "ca.pem"), "HOME": str(self.folder)}
-        return llmgw(*args, "--server", url or self.url, **environ)
-
-    def rows(self, *args: str, noun: str) -> dict[str, dict]:
-        done = self.ctl(*args, "--output", "json")
-        assert done.returncode == 0, done.stderr
-        return {row["name"]: row for row in json.loads(done.stdout)[noun]}
-
-    def added(self, *args: str) -> str:
-        """The token of the command that is printed."""
-        done = self.ctl(*args)
-        assert done.returncode == 0, done.stderr
-        (line,) = done.stdout.splitlines()
-        words = shlex.split(line)
-        assert (words[0], words[2:]) == ("echo", ["|", "sudo", "llmgw", "join"])
-        return words[1]
-
-    def serves(self, one: Program) -> None:
-        one.wait_output("serving")
+@pytest.fixture
+def authority() -> Authority:
+    return ca.make_ca("c-1", time.time(), "0a" * 8)
 
 
 @pytest.fixture
@@ -190,7 +142,12 @@ def test_an_agent_and_a_router_on_other_machines_join_by_one_command_and_leave_b
             assert secret not in server.output + agent.output
 
 
-def test_a_join_that_cannot_write_its_files_shows_its_token_to_nobody_and_one_that_broke_off_is_resumed(site: Site):
+def test_a_join_that_cannot_write_its_files_shows_its_token_to_nobody_and_one_that_broke_off_is_resumed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*given: object) -> list[str]:
+        raise Unavailable("the disk is full")
+
     folder = site.folder
     with program(["server", "--config", str(site.config)], folder, "server") as server:
         site.serves(server)
@@ -202,19 +159,59 @@ def test_a_join_that_cannot_write_its_files_shows_its_token_to_nobody_and_one_th
         assert site.rows("node", "list", noun="machines")["gpu-1"]["state"] == "invited"
         config, data_dir = folder / "agent.toml", folder / "agent"
         config.write_text("# mine\n")
-        kept = folder / "agent.toml.before-join"
-        kept.mkdir()  # what is written last fails, after the token was used
-        broken = llmgw("join", "--config", str(config), "--data-dir", str(data_dir), stdin=token)
-        assert broken.returncode == 3, broken.stderr
+        with monkeypatch.context() as patch:
+            patch.setattr(join_command, "amend", fail)  # what is written last fails, after the token was used
+            with pytest.raises(Unavailable):
+                join_command.join_by(parse_token(token), config, "", "", data_dir, "")
         assert site.rows("node", "list", noun="machines")["gpu-1"]["state"] == "valid"
         assert config.read_text() == "# mine\n"
-        kept.rmdir()
         again = llmgw("join", "--config", str(config), "--data-dir", str(data_dir), stdin=token)
         assert again.returncode == 0, again.stderr
         assert tomllib.loads(config.read_text())["agent"]["name"] == "gpu-1"
         assert not list((data_dir / "identity").glob("joining-*"))
+        assert (folder / "agent.toml.before-join").read_text() == "# mine\n"
         twice = llmgw("join", "--config", str(config), "--data-dir", str(data_dir), stdin=token)
         assert (twice.returncode, "has joined already" in twice.stderr) == (4, True)
+
+
+def test_a_control_planes_join_that_broke_off_between_two_of_its_files_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, authority: Authority
+) -> None:
+    planes = ("https://ctl-1.example:8081",)
+    token = JoinToken("ab", MachineRole.SERVER, "ctl-2", authority.pin, planes)
+    keys: list[str] = []
+
+    def let_in(token: JoinToken, name: str, addresses: list[str], others: str, key: str, ca_pem: str = "") -> Joined:
+        keys.append(key)
+        identity = MachineIdentity(ClusterId(authority.cluster), MachineRole.SERVER, name)
+        issued = ca.issue(authority, ca.public_key_of(key), identity, tuple(addresses), time.time(), "0b" * 8)
+        return Joined(name, MachineRole.SERVER, authority.cluster, key, issued.pem, authority.pem, planes, authority.key_pem, {})
+
+    def fail(*given: object) -> None:
+        raise Unavailable("the disk is full")
+
+    monkeypatch.setattr(join_command, "join", let_in)
+    config, data_dir = tmp_path / "x.toml", tmp_path / "data"
+    with monkeypatch.context() as patch:
+        patch.setattr(pending_join, "save_held", fail)  # the CA's key is there by then
+        with pytest.raises(Unavailable):
+            join_command.join_by(token, config, "", "127.0.0.3", data_dir, "")
+    assert (data_dir / "ca" / "ca.key").exists()
+    with pytest.raises(Conflict, match="holds a CA already"):
+        join_command.join_by(attrs.evolve(token, secret="cd"), config, "", "127.0.0.3", data_dir, "")
+    lines = join_command.join_by(token, config, "", "127.0.0.3", data_dir, "")
+    assert "as server ctl-2" in lines[0]
+    assert keys[0] == keys[1], "the same key asks again"
+    assert not list((data_dir / "identity").glob("joining*"))
+
+
+def test_a_second_join_keeps_the_copy_of_how_the_file_was_before_the_first(tmp_path: Path) -> None:
+    config = tmp_path / "x.toml"
+    config.write_text("# one\n")
+    for text in ("# two\n", "# three\n", "# four\n"):
+        setup_files.amend(config, config.read_text(), text)
+    kept = [config.with_name("x.toml.before-join" + end).read_text() for end in ("", ".2", ".3")]
+    assert kept == ["# one\n", "# two\n", "# three\n"]
 
 
 def test_a_control_plane_of_another_machine_needs_a_replicated_store_and_that_is_said(site: Site):
@@ -343,9 +340,9 @@ def test_a_control_plane_that_joins_is_told_of_credentials_only_where_its_file_n
     config.write_text(f"[store]\n{given}")
     planes = ("https://ctl-1.example:8081",)
     joined = Joined("ctl-2", MachineRole.SERVER, "c-1", "key", "certificate", "ca", planes, "ca-key", {"replica": "s3://bucket/p"})
-    monkeypatch.setattr(setting_up, "join", lambda *given: joined)
+    monkeypatch.setattr(join_command, "join", lambda *given: joined)
     token = JoinToken("ab", MachineRole.SERVER, "ctl-2", "sha256:" + "0" * 64, planes)
-    lines = setting_up.join_by(token, config, "", "127.0.0.3", tmp_path / "data", "")
+    lines = join_command.join_by(token, config, "", "127.0.0.3", tmp_path / "data", "")
     assert any("credentials" in line for line in lines) == (not said)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from llmgw.admin.api.joining import NAME_MAX, role_of
+from llmgw.admin.api.joining import NAME_MAX, role_of, shared_store
 from llmgw.admin.calls import PAGED, Call, Reply, Route, page
 from llmgw.admin.views import time_text
 from llmgw.control.controller import Controller
@@ -12,7 +12,9 @@ from llmgw.control.identities import state_of, token_state
 from llmgw.domain.errors import Invalid
 from llmgw.domain.identity import MachineRole
 from llmgw.domain.setting import name_fault
-from llmgw.identity.join_tokens import LIFE_S, LIFE_S_MAX, LIFE_S_MIN
+from llmgw.identity.bundle import Bundle, print_bundle
+from llmgw.identity.ca import address_fault
+from llmgw.identity.join_tokens import LIFE_S, LIFE_S_MAX, LIFE_S_MIN, parse_token
 from llmgw.store.admin_tokens import Role
 from llmgw.store.identities import StoredIdentity, StoredToken
 
@@ -29,15 +31,33 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         return page(call, "join-tokens", sorted((token_view(one, wall_s()) for one in identities.tokens), key=lambda row: row["id"]), "id")
 
     async def create_token(call: Call) -> Reply:
-        table = call.table(("role", "name", "expires_in_s"))
+        table = call.table(("role", "name", "expires_in_s", "bundle", "address"))
         name, life_s = table.get("name") or "", table.get("expires_in_s", LIFE_S)
         if not isinstance(name, str) or len(name) > NAME_MAX or (fault := name_fault(name)) is not None:
             raise Invalid(f"name: {fault if isinstance(name, str) else 'a text is expected'}", param="name")
         if type(life_s) not in (int, float):
             raise Invalid("expires_in_s is a number of seconds", param="expires_in_s")
-        token, printed = await identities.create_token(role_of(table), name, float(life_s), call.origin)
+        role, address = role_of(table), _bundled_address(table, name)
+        token, printed = await identities.create_token(role, name, float(life_s), call.origin)
         body = {**token_view(token, wall_s()), "token": printed, "change": "created", "durability": identities.durability}
+        if address is not None:
+            body["bundle"] = await bundle(token, printed, address)
         return Reply(body, 201)
+
+    async def bundle(token: StoredToken, printed: str, address: str) -> str:
+        version, document = await controller.cluster_settings.newest()
+        return print_bundle(
+            Bundle(
+                controller.leadership.cluster_id,
+                parse_token(printed),
+                token.expires_wall_s,
+                address,
+                identities.needed_authority().pem,
+                {name: value for name, value in shared_store(controller).items() if value},
+                version.version,
+                document.text,
+            )
+        )
 
     async def revoke_token(call: Call, token: str) -> Reply:
         call.table((), optional=True)
@@ -64,6 +84,8 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         "role": "what it lets in: server, agent or router",
         "name": "the machine's name; without it the machine chooses",
         "expires_in_s": f"{LIFE_S_MIN:g} to {LIFE_S_MAX:g}; {LIFE_S:g} without it",
+        "bundle": "true: for a control plane with a name, the answer also holds the file that `llmgw init --bundle` takes",
+        "address": "into the bundle: where other machines will reach the new one",
     }
     return (
         Route("GET", "/api/v1/join-tokens", list_tokens, "What may let a machine in, and what has", Role.ADMIN, query=PAGED),
@@ -76,6 +98,22 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         Route("POST", "/api/v1/identities/<role>/<name:name>/revoke", revoke, "End a machine's certificates, sessions and join tokens",
               Role.ADMIN),
     )  # fmt: skip
+
+
+def _bundled_address(table: dict[str, Any], name: str) -> str | None:
+    """The address for the bundle that is asked for, None where none is. Raises Invalid."""
+    wanted, address = table.get("bundle", False), table.get("address") or ""
+    if not isinstance(wanted, bool):
+        raise Invalid("bundle is true or false", param="bundle")
+    if not wanted:
+        if address:
+            raise Invalid("address goes with bundle", param="address")
+        return None
+    if role_of(table) is not MachineRole.SERVER or not name:
+        raise Invalid("a bundle is for a control plane, and names it", param="bundle")
+    if not isinstance(address, str) or (address and (fault := address_fault(address)) is not None):
+        raise Invalid(f"address: {fault if isinstance(address, str) else 'a text is expected'}", param="address")
+    return address
 
 
 def token_view(token: StoredToken, wall_s: float) -> dict[str, Any]:

@@ -28,10 +28,8 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         answer = given(controller, issued)
         if role is MachineRole.SERVER:
             # Whoever is let in as a control plane may lead, and a leader makes certificates. It came over TLS by our pin.
-            store = controller.settings.store
             answer["ca_key"] = identities.needed_authority().key_pem
-            names = ("replica", "s3_endpoint", "s3_region")  # credentials are each machine's own
-            answer["store"] = {} if store is None else {name: getattr(store, name) for name in names}
+            answer["store"] = shared_store(controller)
         return Reply(answer, 201)
 
     async def renew(call: Call) -> Reply:
@@ -58,6 +56,12 @@ def routes(controller: Controller) -> tuple[Route, ...]:
         Route("POST", "/api/v1/renew", renew, "Another certificate for the machine that shows its own", None,
               {name: parts[name] for name in ("request", "addresses")}, remembered=False, local=False),
     )  # fmt: skip
+
+
+def shared_store(controller: Controller) -> dict[str, str]:
+    """What every control plane's `[store]` says alike. Credentials are each machine's own."""
+    store = controller.settings.store
+    return {} if store is None else {name: getattr(store, name) for name in ("replica", "s3_endpoint", "s3_region")}
 
 
 def given(controller: Controller, issued: Issued) -> dict[str, Any]:
