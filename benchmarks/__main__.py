@@ -15,8 +15,8 @@ import psutil
 from benchmarks import fleet, guard, planner, publish, startup
 from benchmarks.page import page, rows_table, sections_of
 from benchmarks.router import scenarios
-from benchmarks.router.rounds import Results, leave_out, measure, measure_memory
-from benchmarks.router.section import section
+from benchmarks.router.rounds import Results, measure, measure_memory
+from benchmarks.router.section import memory_rows, section
 from benchmarks.router.tools import Missing, built, raise_file_limit
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -30,7 +30,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--write", action="store_true", help="write the part into the page, beside what was measured on this machine before"
     )
-    parser.add_argument("--quick", action="store_true", help="router: short windows and two rounds, to see which way it goes")
+    parser.add_argument("--quick", action="store_true", help="router, memory: short windows and two rounds, to see which way it goes")
     parser.add_argument("--rounds", type=_positive, help=f"router: how often each is measured ({ROUNDS}; quick: {QUICK_ROUNDS})")
     parser.add_argument("--only", type=_names, default=(), metavar="NAME,...", help=f"router: of {', '.join(scenarios.NAMES)}")
     parser.add_argument("--litellm", action="store_true", help="router: measure LiteLLM as well, which takes 750 MB to install")
@@ -57,18 +57,19 @@ def _router(folder: Path, given: argparse.Namespace) -> str:
     built("engine")
     built("load")
     raise_file_limit()
-    groups, memory = scenarios.chosen(given.only, slow=given.litellm)
     results = Results()
-    for group in groups:
+    for group in scenarios.chosen(given.only, slow=given.litellm):
         measure(group, given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS), given.quick, results)
     if not given.only:
         results.absent.update(NOT_TRIED if given.litellm else {**NOT_TRIED, scenarios.SLOW: "only with --litellm"})
-    try:
-        sizes = measure_memory(given.quick) if memory else None
-    except RuntimeError as err:  # the rounds before it are not thrown away
-        leave_out(results, scenarios.MEMORY, str(err))
-        sizes = None
-    return section(results, sizes)
+    return section(results)
+
+
+def _memory(folder: Path, given: argparse.Namespace) -> str:
+    built("engine")
+    built("load")
+    raise_file_limit()
+    return rows_table(memory_rows(measure_memory(given.quick)))
 
 
 Part = Callable[[Path, argparse.Namespace], str]
@@ -78,6 +79,7 @@ PARTS: dict[str, tuple[str, Part]] = {
     "guard": ("What the guard adds to a request", lambda folder, given: rows_table(guard.rows())),
     "startup": ("Start-up", lambda folder, given: rows_table(startup.rows(folder))),
     "fleet": ("One control plane, 1,000 nodes", lambda folder, given: rows_table(fleet.rows(folder))),
+    "memory": ("The router's memory", _memory),
     "router": ("The router", _router),
 }
 

@@ -80,12 +80,11 @@ GROUPS: Final = (
     Group("bytes", (BYTES,), (Variant("llmgw", "llmgw"), Variant("nginx", "nginx")), content_type="audio/mpeg"),
     Group("endpoints", (ENDPOINTS,), (Variant("10 endpoints", "llmgw", 10), Variant("1,000 endpoints", "llmgw", 1000))),
 )
-MEMORY: Final = "memory"
-NAMES: Final = (*(scenario.name for group in GROUPS for scenario in group.scenarios), MEMORY, *EVERYBODY)
+NAMES: Final = (*(scenario.name for group in GROUPS for scenario in group.scenarios), *EVERYBODY)
 
 
-def chosen(only: tuple[str, ...] = (), *, slow: bool = False) -> tuple[tuple[Group, ...], bool]:
-    """The groups with what `only` names, and whether memory is asked for; no name of a kind means all of that kind.
+def chosen(only: tuple[str, ...] = (), *, slow: bool = False) -> tuple[Group, ...]:
+    """The groups with what `only` names; no name of a kind means all of that kind.
 
     `slow`: the slow peer is measured too.
     """
@@ -100,5 +99,4 @@ def chosen(only: tuple[str, ...] = (), *, slow: bool = False) -> tuple[tuple[Gro
         )
         for group in GROUPS
     )
-    memory = (not scenarios or MEMORY in scenarios) and "llmgw" in services
-    return tuple(group for group in groups if group.scenarios and group.variants), memory
+    return tuple(group for group in groups if group.scenarios and group.variants)

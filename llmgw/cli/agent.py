@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from llmgw.cli.lean import leave_rich_out
 from llmgw.cli.paths import PathOption
 
 
@@ -14,6 +15,7 @@ from llmgw.cli.paths import PathOption
 @click.option("--stop-engines", is_flag=True, help="Stop the engines in order when the agent ends; by default they go on.")
 def agent(config: Path, stop_engines: bool) -> int:
     """Run the agent of this machine until it is told to end; engines go on."""
+    leave_rich_out()
     from llmgw.cli.files import load
     from llmgw.settings.load import Role
 

@@ -10,6 +10,15 @@ from typing import Any
 import click
 
 
+def machines(noun: str) -> dict[str, tuple[str, str]]:
+    """The commands by which machines of one kind join and leave. The role itself runs under the same noun, and loads none of them."""
+    return {
+        "add": (f"llmgw.cli.machines:{noun}_add", "Let one more machine in: prints the command to run there."),
+        "list": (f"llmgw.cli.machines:{noun}_list", "Which machines have joined, and which may."),
+        "rm": (f"llmgw.cli.machines:{noun}_rm", "Take a machine out: its certificate ends, and its sessions with it."),
+    }
+
+
 class LazyGroup(click.Group):
     """`lazy` maps a command's name to (`module:attribute`, one line of help). Listing them imports none."""
 

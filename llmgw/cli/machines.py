@@ -20,6 +20,7 @@ from llmgw.cli.paths import PathOption
 from llmgw.domain.errors import Conflict, LlmgwError, NotFound
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+NOUNS: Final = {"agent": "node"}  # what the command of a role is called, where it is not the role
 SETTLES_S: Final = 30.0  # a hand-over takes a tenth of a second; a standby that does not come is told as that
 
 
@@ -37,10 +38,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         return float(int(found[1]) * UNITS[found[2]])
 
 
-def add_commands(group: click.Group, role: str, title: str) -> None:
-    """Gives a group the three commands for machines that join as `role`, which people call `title`."""
-
-    @group.command("add", help=f"Let one more machine in as {title}: prints the command to run there. The token in it is good once.")
+def _add(role: str, title: str) -> click.Command:
+    @click.command("add", help=f"Let one more machine in as {title}: prints the command to run there. The token in it is good once.")
     @click.argument("name", required=False, default="")
     @click.option("--expires", type=Duration(), default="1h", show_default=True, metavar="TIME", help="How long the token may be used.")
     @_for_servers(role)
@@ -63,18 +62,21 @@ def add_commands(group: click.Group, role: str, title: str) -> None:
             click.echo("llmgw: with `--address HOST` behind it, the name or address by which the others reach that machine", err=True)
         echo(command_for(str(body.get("token", ""))))
 
-    @group.command("list", help=f"Which machines have joined as {title}, and which may.")
+    return add
+
+
+def _list(role: str, title: str) -> click.Command:
+    @click.command("list", help=f"Which machines have joined as {title}, and which may.")
     @shared
     def list_(ctl: Ctl) -> None:
         held = [row for row in ctl.listing("identities")["identities"] if row.get("role") == role]
         invited = [row for row in ctl.listing("join-tokens")["join-tokens"] if row.get("role") == role and row.get("state") == "valid"]
         rows = newest(held) + [{**row, "state": "invited", "name": row.get("name") or "(any)"} for row in invited]
-        ctl.print({"machines": rows}, lambda: table(rows, _COLUMNS, f"none has joined: `llmgw {group.name} add NAME` lets one in"))
+        ctl.print(
+            {"machines": rows}, lambda: table(rows, _COLUMNS, f"none has joined: `llmgw {NOUNS.get(role, role)} add NAME` lets one in")
+        )
 
-    if role == "agent":
-        _add_node_rm(group)
-    else:
-        _add_rm(group, role, title)
+    return list_
 
 
 def _for_servers(role: str) -> Callable[[Any], Any]:
@@ -113,8 +115,8 @@ def _add_by_bundle(ctl: Ctl, asked: Mapping[str, Any], file: Path, address: str)
     echo(f"sudo llmgw init --bundle {shlex.quote(file.name)}")
 
 
-def _add_node_rm(group: click.Group) -> None:
-    @group.command("rm")
+def _node_rm() -> click.Command:
+    @click.command("rm")
     @click.argument("name")
     @click.option("--deadline", type=click.FloatRange(0), metavar="SECONDS", help="Stop what is still busy after this long.")
     @click.option("--wait-limit", type=click.FloatRange(0), default=WAIT_S, show_default=True, metavar="SECONDS", help="Longest wait.")
@@ -132,9 +134,11 @@ def _add_node_rm(group: click.Group) -> None:
             ctl.client.send("DELETE", f"nodes/{segment(name)}")
         ctl.print({"name": name, "change": "removed", **ended}, lambda: [f"node {name}: removed{_ended(ended)}"])
 
+    return remove
 
-def _add_rm(group: click.Group, role: str, title: str) -> None:
-    @group.command("rm", help=f"Take a machine out that has joined as {title}: its certificate ends, and its sessions with it.")
+
+def _rm(role: str, title: str) -> click.Command:
+    @click.command("rm", help=f"Take a machine out that has joined as {title}: its certificate ends, and its sessions with it.")
     @click.argument("name")
     @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
     @shared
@@ -146,6 +150,8 @@ def _add_rm(group: click.Group, role: str, title: str) -> None:
         ctl.print({"name": name, "change": "removed", **ended}, lambda: [f"{role} {name}: removed{_ended(ended)}"])
         if ended["certificates"]:
             click.echo(f"llmgw: {_AFTER[role]}", err=True)
+
+    return remove
 
 
 _AFTER: Final = {
@@ -211,3 +217,7 @@ _COLUMNS: Final = (
     ("SERIAL", value_of("serial")),
     ("TOKEN", value_of("id")),
 )
+
+server_add, server_list, server_rm = _add("server", "a control plane"), _list("server", "a control plane"), _rm("server", "a control plane")
+router_add, router_list, router_rm = _add("router", "a router"), _list("router", "a router"), _rm("router", "a router")
+node_add, node_list, node_rm = _add("agent", "a node"), _list("agent", "a node"), _node_rm()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import click
 
-from llmgw.cli.machines import add_commands
+from llmgw.cli.lazy import LazyGroup, machines
 
 
-@click.group()
+@click.group(cls=LazyGroup, lazy=machines("node"))
 def node() -> None:
     """Nodes, machines with GPUs: add, list, rm."""
-
-
-add_commands(node, "agent", "a node")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from llmgw.cli.lean import leave_rich_out
 from llmgw.cli.paths import PathOption
 
 
@@ -37,6 +38,7 @@ def sim(
     config: Path | None,
 ) -> int:
     """Simulated nodes that behave like agents, until told to end."""
+    leave_rich_out()
     from llmgw.settings.load import load_text
 
     if config is None:

@@ -12,7 +12,7 @@ from benchmarks.page import page, sections_of
 from benchmarks.router import services
 from benchmarks.router.rounds import Memory, Results, cpu_per_request_us, leave_out, once, tree_pss_mb
 from benchmarks.router.scenarios import BODY_100K, GROUPS, REQUESTS_16, STREAMS_200, chosen
-from benchmarks.router.section import BODY_FLOOR, figures_table, section, target_rows
+from benchmarks.router.section import BODY_FLOOR, figures_table, memory_rows, section, target_rows
 from benchmarks.router.services import Missing, Order, Service, version
 from benchmarks.router.tools import Figures, Percentiles
 
@@ -41,24 +41,24 @@ def test_there_is_no_ratio_to_a_peer_that_was_not_measured() -> None:
     assert found.ratio(REQUESTS_16, "llmgw", "nginx", cpu_per_request_us) is None
     assert found.above(REQUESTS_16, "llmgw", "direct", cpu_per_request_us) is None
     assert found.median(STREAMS_200, "llmgw", cpu_per_request_us) is None
-    assert target_rows(found, None) == []
+    assert target_rows(found) == []
 
 
 @pytest.mark.parametrize(("own_us", "met"), [(40.0, True), (41.0, False)])
 def test_a_target_is_met_up_to_its_limit(own_us: float, met: bool) -> None:
-    rows = target_rows(results(llmgw=[requests(own_us)], nginx=[requests(10)]), None)
+    rows = target_rows(results(llmgw=[requests(own_us)], nginx=[requests(10)]))
     assert [(row.target, row.met) for row in rows] == [("≤ 4.0× nginx", met)]
 
 
 @pytest.mark.parametrize(("own_us", "told"), [(15.0, False), (16.0, True)])
 def test_why_a_body_costs_more_is_told_where_it_does(own_us: float, told: bool) -> None:
     found = Results({BODY_100K.name: {"llmgw": [requests(own_us)], "nginx": [requests(10)]}})
-    assert (BODY_FLOOR in section(found, None)) == told
+    assert (BODY_FLOOR in section(found)) == told
 
 
 @pytest.mark.parametrize(("late", "errors", "met"), [(50.9, 0, True), (51.1, 0, False), (50.0, 1, False)])
 def test_memory_is_flat_when_it_stays_and_no_request_failed(late: float, errors: int, met: bool) -> None:
-    rows = target_rows(Results(), Memory(30.0, 42.0, 50.0, late, 1_000_000, errors))
+    rows = memory_rows(Memory(30.0, 42.0, 50.0, late, 1_000_000, errors))
     assert [row.met for row in rows] == [True, True, met]
 
 
@@ -81,7 +81,7 @@ def test_the_section_names_who_was_not_measured_and_why() -> None:
     found = results(nginx=[requests(10)])
     found.absent["smg"] = "cannot be installed: no network"
     found.versions["nginx"] = "1.22.1"
-    text = section(found, None)
+    text = section(found)
     assert "Not measured: smg, cannot be installed: no network." in text
     assert "Peers: nginx 1.22.1." in text
     assert "data plane" not in text
@@ -97,28 +97,24 @@ def test_the_section_names_who_was_not_measured_and_why() -> None:
 def test_the_section_says_whether_the_data_plane_was_compiled(which: str, told: str) -> None:
     found = results(llmgw=[requests(10)], nginx=[requests(10)])
     found.versions.update({"llmgw": which, "nginx": "1.22.1"})
-    text = section(found, None)
+    text = section(found)
     assert told in text
     assert "Peers: nginx 1.22.1." in text
 
 
 def test_all_is_measured_when_nothing_is_named() -> None:
-    groups, memory = chosen()
-    assert memory
+    groups = chosen()
     assert [group.scenarios for group in groups] == [group.scenarios for group in GROUPS]
     assert "litellm" not in {variant.service for group in groups for variant in group.variants}
 
 
 def test_only_what_is_named_is_measured() -> None:
-    groups, memory = chosen(("requests-16", "nginx", "llmgw"))
-    assert not memory
+    groups = chosen(("requests-16", "nginx", "llmgw"))
     assert [(group.scenarios, [variant.name for variant in group.variants]) for group in groups] == [((REQUESTS_16,), ["llmgw", "nginx"])]
-    assert chosen(("memory",)) == ((), True)
-    assert not chosen(("nginx",))[1]
 
 
 def test_the_slow_peer_is_measured_when_it_is_asked_for_where_it_can_follow() -> None:
-    slow = [variant for group in chosen(slow=True)[0] for variant in group.variants if variant.service == "litellm"]
+    slow = [variant for group in chosen(slow=True) for variant in group.variants if variant.service == "litellm"]
     assert [variant.only for variant in slow] == [("requests-16", "streams-200")]
 
 
