@@ -6,7 +6,15 @@ from pathlib import Path
 
 
 def plane_file(
-    folder: Path, name: str, store: str, *, host: str = "127.0.0.1", admin_port: int = 0, advertise: str = "", plain: str = "", more: str = ""
+    folder: Path,
+    name: str,
+    store: str,
+    *,
+    host: str = "127.0.0.1",
+    admin_port: int = 0,
+    advertise: str = "",
+    plain: str = "",
+    more: str = "",
 ) -> str:
     """Its data directory is `folder / name`. `store` are the lines of `[store]`, "" for none; `plain` is `[tls] plain`."""
     return f"""

@@ -26,8 +26,8 @@ from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.restore import restore_backup
 from llmgw.wiring.server import Running, run_control_plane
 from llmgw.wiring.store_tools import status, verify_store
-from tests.programs import free_port
 from tests.plane_file import plane_file, shared_store
+from tests.programs import free_port
 from tests.wiring.test_standby import ask
 
 MODES = ("none", "file")
