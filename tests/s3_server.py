@@ -6,7 +6,6 @@ import contextlib
 import enum
 import socket
 import ssl
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
@@ -15,10 +14,10 @@ from urllib.parse import unquote
 import attrs
 
 from llmgw.sim.lease_store import AWS, Bucket, Dialect, Put
+from tests.threaded_server import ThreadedServer
 
 BUCKET: Final = "bucket"
 PAIR_S_MAX: Final = 0.5  # how long a store that compares too early waits for another write to compare as well
-JOIN_S_MAX: Final = 10.0
 REASONS: Final = {
     200: "OK", 204: "No Content", 301: "Moved Permanently", 304: "Not Modified", 400: "Bad Request", 401: "Unauthorized",
     403: "Forbidden", 404: "Not Found", 409: "Conflict", 412: "Precondition Failed", 429: "Too Many Requests",
@@ -69,7 +68,7 @@ def content(data: bytes, etag: str = "e") -> bytes:
     return answer(200, data, ETag=f'"{etag}"')
 
 
-class S3Server:
+class S3Server(ThreadedServer):
     """Listens from the start until `close`. `script` may be replaced at any time; `asked` holds every request, in its order."""
 
     def __init__(self, dialect: Dialect = AWS, tls: ssl.SSLContext | None = None) -> None:
@@ -79,61 +78,28 @@ class S3Server:
         self.bucket = Bucket(lambda: float(self._late), dialect)
         self.script: Script = lambda asked: None
         self.asked: list[Asked] = []
-        self._turn = threading.Condition()
         self._compared: Counter[tuple[str, str | None]] = Counter()  # by key and version
-        self._closed = False
-        self._open: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.address = f"http{'s' if tls else ''}://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+        super().__init__()
+        self.address = f"http{'s' if tls else ''}://{self.netloc}"
 
     def let_late_writes_through(self) -> None:
-        with self._turn:
+        with self.turn:
             self._late = True
 
     @property
     def hanging(self) -> int:
         """Requests that are met with silence now."""
-        with self._turn:
+        with self.turn:
             return self._silences
 
     def names(self) -> tuple[str, ...]:
-        with self._turn:
+        with self.turn:
             return self.bucket.names()
 
-    def close(self) -> None:
-        with self._turn:
-            self._closed = True
-            for one in self._open:
-                with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(JOIN_S_MAX)
-            assert not thread.is_alive()
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                one, _ = self._listener.accept()
-            except OSError:
-                return
-            with self._turn:
-                if self._closed:
-                    one.close()
-                    return
-                self._open.add(one)
-                thread = threading.Thread(target=self._serve, args=(one,))
-                self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, one: socket.socket) -> None:
-        with contextlib.suppress(OSError), self._wrapped(one) as one, one.makefile("rb") as file:
+    def serve(self, one: socket.socket) -> None:
+        with self._wrapped(one) as one, one.makefile("rb") as file:
             while (asked := _read(file)) is not None:
-                with self._turn:
+                with self.turn:
                     self.asked.append(asked)
                     play = self.script(asked)
                     if play is Play.LATE and asked.method == "PUT":
@@ -141,7 +107,7 @@ class S3Server:
                     self._silences += play in SILENT
                 if play in SILENT:
                     file.read(1)  # until the client gives up
-                    with self._turn:
+                    with self.turn:
                         self._silences -= 1
                     break
                 if play is Play.CUT:
@@ -152,8 +118,6 @@ class S3Server:
                 one.sendall(data)
                 if isinstance(play, bytes) and not _whole(play):
                     break
-        with self._turn:
-            self._open.discard(one)
 
     def _wrapped(self, one: socket.socket) -> socket.socket:
         if self._tls is None:
@@ -165,7 +129,7 @@ class S3Server:
             raise
 
     def _do(self, asked: Asked) -> bytes:
-        with self._turn:
+        with self.turn:
             if asked.method == "GET":
                 found = self.bucket.get(asked.key)
                 return error(404, "NoSuchKey") if found is None else content(found.data, found.etag)
@@ -185,8 +149,8 @@ class S3Server:
             return status, ""
         expected = put.key, put.if_match
         self._compared[expected] += 1
-        self._turn.notify_all()
-        self._turn.wait_for(lambda: self._compared[expected] > 1, PAIR_S_MAX)
+        self.turn.notify_all()
+        self.turn.wait_for(lambda: self._compared[expected] > 1, PAIR_S_MAX)
         etag = self.bucket.set(put)
         return 200, etag
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import obstore
+import pytest
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
@@ -126,3 +127,17 @@ def _free_ports(count: int) -> list[int]:
             if port not in found:
                 found.append(port)
     return found
+
+
+@pytest.fixture(scope="module")
+def seaweed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """One for all tests of a module; each takes a prefix of its own."""
+    with seaweed(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@pytest.fixture
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of object stores ask a proxy of the environment, as they should; not for these servers."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")

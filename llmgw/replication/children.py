@@ -95,6 +95,8 @@ class Child:
 
     async def wait(self) -> int:
         """Its exit code, below 0: minus the signal."""
+        if self._process.returncode is not None:  # a signal that was to be sent has found it dead, and has waited for it
+            return self._process.returncode
         descriptor = os.pidfd_open(self._process.pid)  # ours until it is waited for, so the number is still its own
         try:
             await trio.lowlevel.wait_readable(descriptor)

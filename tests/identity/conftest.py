@@ -21,31 +21,14 @@ from llmgw.wiring import joining
 from llmgw.wiring.identity_files import Held, load_held, save_held
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.server import Running, run_control_plane
+from tests.plane_file import plane_file, shared_store
 
 HOST = "127.0.0.2"
 LIMIT_S = 20.0
 
 
 def file_of(folder: Path, name: str = "ctl-1", *, plain: str = "never", host: str = HOST, more: str = "") -> str:
-    return f"""
-        [server]
-        name = "{name}"
-        data_dir = "{folder / name}"
-        admin_listen = "{host}:0"
-        [store]
-        path = "{folder / "shared" / "llmgw.db"}"
-        [router]
-        listen = "{host}:0"
-        [tls]
-        plain = "{plain}"
-        [lease]
-        ttl_s = 3
-        renew_s = 1
-        poll_s = 0.1
-        [auth]
-        required = false
-        {more}
-    """
+    return plane_file(folder, name, shared_store(folder), host=host, plain=plain, more=more)
 
 
 class Machine(RealMachine):

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.seaweed import Seaweed, seaweed
+from tests.seaweed import no_proxy, seaweed_server
 
-
-@pytest.fixture(scope="module")
-def seaweed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
-    with seaweed(tmp_path_factory.mktemp("seaweed")) as server:
-        yield server
+__all__ = ["no_proxy", "seaweed_server"]  # fixtures
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The object store's client asks a proxy of the environment, as it should; not for these servers."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+def without_proxy(no_proxy: None) -> None:
+    """For every test here."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,20 +13,14 @@ from llmgw.settings.object_place import ObjectPlace
 from llmgw.wiring.machine import RealMachine
 from tests.lease.places import seaweed_place
 from tests.programs import skip
-from tests.seaweed import Seaweed, seaweed
+from tests.seaweed import Seaweed, no_proxy, seaweed_server
 
-
-@pytest.fixture(scope="module")
-def seaweed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
-    with seaweed(tmp_path_factory.mktemp("seaweed")) as server:
-        yield server
+__all__ = ["no_proxy", "seaweed_server"]  # fixtures
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both clients ask a proxy of the environment, as they should; not for these servers."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+def without_proxy(no_proxy: None) -> None:
+    """For every test here."""
 
 
 @pytest.fixture(scope="session")

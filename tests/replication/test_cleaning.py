@@ -74,7 +74,7 @@ def test_a_prefix_is_looked_at_to_its_end(place: ObjectPlace):
 
 async def test_a_copy_of_many_objects_is_left_half_removed_when_the_lease_is_gone(machine: RealMachine, place: ObjectPlace):
     many = {f"e/1-a/0000/{number:04}.ltx" for number in range(REMOVE_BATCH + 10)}
-    put(place, LEASE, *sorted(many))
+    put(place, *sorted(many), LEASE)  # the lease last: by its time the others are judged
     answers = iter([True, True, True, False])
     assert await clean_up(machine, PrefixStore(place), "e/2-a", lambda: next(answers, False), keep=0, keep_age=NONE) == ()
     assert len(names(place) & many) == 10

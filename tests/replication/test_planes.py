@@ -31,6 +31,7 @@ from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.server import CONTROL_TOKEN_FILE, Running, run_control_plane
 from llmgw.wiring.stores import open_store
 from tests.identity.conftest import Machine, Plane
+from tests.plane_file import plane_file
 from tests.replication.conftest import Seaweed
 from tests.wiring.test_standby import MODEL, ask, until
 
@@ -46,27 +47,13 @@ def loaded(
     plain: str = "anywhere",
 ) -> Loaded:
     """`plain = "never"`: certificates are all that counts, as between machines; else one control-token is put into both folders."""
-    text = f"""
-        [server]
-        name = "{name}"
-        data_dir = "{folder / name}"
-        admin_listen = "{host}:0"
-        [store]
+    store = f"""
         path = "{seed}"
         replica = "s3://{place.bucket}/{place.prefix.replace(" ", "-")}"
         s3_endpoint = "{endpoint or place.endpoint}"
         s3_credentials = "{place.credentials}"
-        [router]
-        listen = "{host}:0"
-        [tls]
-        plain = "{plain}"
-        [lease]
-        ttl_s = 3
-        renew_s = 1
-        poll_s = 0.1
-        [auth]
-        required = false
     """
+    text = plane_file(folder, name, store, host=host, plain=plain)
     found = load_bytes(text.encode(), source="test", role=Role.SERVER)
     data_dir = folder / name
     data_dir.mkdir(mode=0o700, exist_ok=True)

@@ -26,6 +26,7 @@ from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.restore import restore_backup
 from llmgw.wiring.server import Running, run_control_plane
 from llmgw.wiring.store_tools import status, verify_store
+from tests.plane_file import plane_file, shared_store
 from tests.programs import free_port
 from tests.wiring.test_standby import ask
 
@@ -37,24 +38,8 @@ def loaded_of(folder: Path, mode: str, name: str = "one") -> Loaded:
     """A machine's file; its store is in `folder`."""
     folder.mkdir(exist_ok=True)
     file = folder / f"{name}.toml"
-    store = f'[store]\npath = "{folder}/shared/llmgw.db"' if mode == "file" else ""
-    file.write_text(
-        f"""
-[server]
-name = "{name}"
-data_dir = "{folder / name}"
-admin_listen = "127.0.0.1:{free_port()}"
-{store}
-[router]
-listen = "127.0.0.1:0"
-[lease]
-ttl_s = 3
-renew_s = 1
-poll_s = 0.1
-[auth]
-required = false
-"""
-    )
+    store = shared_store(folder) if mode == "file" else ""
+    file.write_text(plane_file(folder, name, store, admin_port=free_port()))
     if mode == "file":
         (folder / "shared").mkdir(exist_ok=True)
     return load_file(file, role=Role.SERVER)

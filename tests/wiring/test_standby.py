@@ -24,29 +24,10 @@ from llmgw.lease.outage import BACK
 from llmgw.settings.load import Role, load_bytes
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.server import CONTROL_TOKEN_FILE, Running, run_control_plane
+from tests.plane_file import plane_file, shared_store
 
 LIMIT_S = 20.0
 MODEL = {"name": "m", "replicas": 1, "profile": [{"name": "p", "engine": "command", "command": ["/opt/engine"], "gpus": 0}]}
-
-
-def file_of(folder: Path, name: str, advertise: str = "") -> str:
-    return f"""
-        [server]
-        name = "{name}"
-        data_dir = "{folder / name}"
-        admin_listen = "127.0.0.1:0"
-        advertise = "{advertise}"
-        [store]
-        path = "{folder / "shared" / "llmgw.db"}"
-        [router]
-        listen = "127.0.0.1:0"
-        [lease]
-        ttl_s = 3
-        renew_s = 1
-        poll_s = 0.1
-        [auth]
-        required = false
-    """
 
 
 @asynccontextmanager
@@ -56,7 +37,7 @@ async def pair(folder: Path, advertise: Mapping[str, str] = MappingProxyType({})
     async with trio.open_nursery() as nursery:
         running = []
         for name in ("one", "two"):
-            text = file_of(folder, name, advertise.get(name, ""))
+            text = plane_file(folder, name, shared_store(folder), advertise=advertise.get(name, ""))
             loaded = load_bytes(text.encode(), source="test", role=Role.SERVER)
             running.append(await nursery.start(run_control_plane, RealMachine(), loaded))
         yield running[0], running[1]
@@ -173,7 +154,7 @@ async def test_the_leader_hands_over_to_the_standby_and_stands_by(tmp_path: Path
 
 async def test_one_that_is_started_while_the_store_is_locked_waits_for_it(tmp_path: Path):
     (tmp_path / "shared").mkdir()
-    loaded = load_bytes(file_of(tmp_path, "one").encode(), source="test", role=Role.SERVER)
+    loaded = load_bytes(plane_file(tmp_path, "one", shared_store(tmp_path)).encode(), source="test", role=Role.SERVER)
     holder = apsw.Connection(str(tmp_path / "shared" / "llmgw.db"))
     holder.execute("BEGIN EXCLUSIVE")
     with capture_logs() as told:
@@ -204,7 +185,7 @@ async def test_one_that_is_started_while_the_lease_is_locked_stands_by_until_it_
     other.execute("BEGIN IMMEDIATE")
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            loaded = load_bytes(file_of(tmp_path, "one").encode(), source="test", role=Role.SERVER)
+            loaded = load_bytes(plane_file(tmp_path, "one", shared_store(tmp_path)).encode(), source="test", role=Role.SERVER)
             running = await nursery.start(run_control_plane, RealMachine(), loaded)
             assert (await ask(running, "GET", "/api/v1/leader"))[1]["role"] == "follow"
             other.execute("ROLLBACK")
