@@ -422,7 +422,7 @@ class Workers:
                 nursery.start_soon(self._limit_start, worker)
                 await self._receive(worker)
                 nursery.cancel_scope.cancel()
-            await _wait_gone(worker.process)
+            await wait_gone(worker.process)
             self._bury(worker)
         finally:
             worker.pipe.close()
@@ -566,8 +566,10 @@ class Workers:
         return text_of(families)
 
 
-async def _wait_gone(process: subprocess.Popen[bytes]) -> None:
+async def wait_gone(process: subprocess.Popen[bytes]) -> None:
     """Until it has ended. Its pipe has ended already: who lingers on is killed."""
+    if process.returncode is not None:  # a signal that was to be sent has found it dead, and has waited for it
+        return
     descriptor = os.pidfd_open(process.pid)
     try:
         with trio.move_on_after(GONE_LIMIT_S):

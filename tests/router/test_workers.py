@@ -27,7 +27,7 @@ from llmgw.protocol.channel import Channel
 from llmgw.protocol.router_messages import PushEndpoints, RouterHello, RouterReport, RouterWelcome, WakeModel
 from llmgw.router.follow import Follower
 from llmgw.router.usage_book import UsageBook
-from llmgw.router.workers import SILENT_LOOKS_MAX, Workers, WorkerSettings
+from llmgw.router.workers import SILENT_LOOKS_MAX, Workers, WorkerSettings, wait_gone
 from llmgw.sim.channel import SimChannel, channel_pair
 from llmgw.wiring.machine import RealMachine
 from tests.programs import children_of
@@ -598,3 +598,11 @@ async def test_what_every_worker_counted_of_usage_is_in_the_book_of_the_parent()
         assert [sum(column) for column in zip(*counted(), strict=True)] == [8, 8, 8]
         nursery.cancel_scope.cancel()
     engine.close()
+
+
+async def test_a_worker_that_was_found_dead_when_it_was_to_be_killed_is_not_waited_for_again() -> None:
+    process = subprocess.Popen(["/bin/sh", "-c", "exit 3"])
+    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "it has ended")
+    process.kill()
+    await wait_gone(process)
+    assert process.returncode == 3
