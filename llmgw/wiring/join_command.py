@@ -220,4 +220,4 @@ def amended(
     return after
 
 
-_MADE: Final = "# Written by `llmgw join`. Every setting: llmgw.toml.example, docs/reference/settings.md.\n"
+_MADE: Final = "# Written as this machine joined. Every setting: llmgw.toml.example, docs/reference/settings.md.\n"
