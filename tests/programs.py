@@ -7,6 +7,7 @@ import http.client
 import importlib.util
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from typing import Any, NoReturn
 import psutil
 import pytest
 
+GIVEN_MAX = 4_000  # of the 4,536 that there are
+_GIVEN: set[int] = set()
 START_LIMIT_S = 90.0
 WAIT_LIMIT_S = 60.0
 
@@ -43,9 +46,17 @@ def compiled_builder() -> ModuleType:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """Free on every address, never given twice by this process, and none of the kernel's ephemeral ports: a connection of somebody
+    else could have taken one of those by the time that a program is started again."""
+    while True:
+        port = random.SystemRandom().randrange(61_000, 65_536)
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("0.0.0.0", port))
+            if port not in _GIVEN:
+                _GIVEN.add(port)
+                return port
+        if len(_GIVEN) > GIVEN_MAX:
+            _GIVEN.clear()
 
 
 def free_ports(count: int) -> str:

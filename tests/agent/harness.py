@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -23,18 +22,12 @@ from llmgw.domain.model import ModelKind, Profile
 from llmgw.domain.replica import ReplicaOrder, ReplicaReport, ReplicaState, RestartPolicy
 from llmgw.protocol.messages import AgentEvent
 from llmgw.wiring.machine import RealMachine
+from tests.programs import free_port
 
 ENGINE = Path(__file__).parent.parent / "chaos" / "eng.py"
 STATE_DEADLINE_S = 30.0  # generous: the machine may be busy; states come in a second or two
 DEAF_SLEEP = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(900)"
 QUICK = RestartPolicy(backoff_s=(0.1, 0.2), attempts=3, reset_after_s=600.0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def order(mode: str = "", *, replica: str = "m1-00000001", port: int = 0, **changes: Any) -> ReplicaOrder:

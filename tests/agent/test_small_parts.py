@@ -22,8 +22,8 @@ from llmgw.protocol.channel import ChannelClosed
 from llmgw.protocol.messages import Goodbye
 from llmgw.protocol.websocket import dial
 from llmgw.wiring.machine import RealDisk, RealMachine
-from tests.agent.harness import free_port
 from tests.chaos.agent_control_plane import TOKEN, control_plane
+from tests.programs import free_port
 
 
 def test_a_free_port_is_free_and_a_held_one_is_named() -> None:

@@ -24,7 +24,8 @@ from llmgw.domain.model import ModelKind
 from llmgw.domain.replica import ReplicaState, RestartPolicy, may_move
 from llmgw.protocol.messages import EngineSeen, LogRequest
 from llmgw.wiring.machine import RealMachine
-from tests.agent.harness import QUICK, Bench, bench, changed, chat, free_port, order
+from tests.agent.harness import QUICK, Bench, bench, changed, chat, order
+from tests.programs import free_port
 
 S = ReplicaState
 M1 = ReplicaId("m1-00000001")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,11 +20,7 @@ from llmgw.wiring.following import load_follower
 from llmgw.wiring.machine import RealMachine
 from llmgw.wiring.server import Running, run_control_plane
 from tests.identity.conftest import HOST, Machine, Plane, file_of, until
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as taken:
-        return int(taken.getsockname()[1])
+from tests.programs import free_port
 
 
 def loaded(folder: Path, name: str, url: str) -> Loaded:

@@ -450,12 +450,6 @@ models = ["dead"]
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
-
-
 class RouterProcess:
     """A real `llmgw router` on a file."""
 
