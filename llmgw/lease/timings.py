@@ -17,6 +17,7 @@ RHO: Final = 0.01  # how much faster or slower than another a machine's clock ma
 SIGMA_S: Final = 1.0  # for what no rate explains: a thread that waits for its turn, a clock read late
 REQUEST_TIMEOUT_S: Final = 3.0  # a store that has not answered by then is silent
 RETRY_S: Final = 1.0  # after a silent request; at most two requests a second reach a store that throttles
+EXACT: Final = 1 + 1e-9  # what rounding may make of two numbers that are equal
 POLL_JITTER: Final = 0.2  # standbys that started together drift apart
 
 
@@ -46,9 +47,9 @@ class LeaseTimings:
         for name in ("ttl_s", "renew_s", "poll_s", "request_timeout_s", "retry_s"):
             if not 0 < getattr(self, name) <= TTL_S_MAX:
                 faults.append(Fault(name, f"must be above 0 and at most {TTL_S_MAX:g} s, not {getattr(self, name):g}"))
-        if 3 * self.renew_s > self.ttl_s:
+        if 3 * self.renew_s > self.ttl_s * EXACT:  # a third that somebody has computed, up to rounding
             faults.append(Fault("renew_s", f"must be at most a third of ttl_s ({self.ttl_s:g} s), not {self.renew_s:g}"))
-        if self.request_timeout_s + self.retry_s > self.renew_s * (1 + 1e-9):  # `of` makes them equal, up to rounding
+        if self.request_timeout_s + self.retry_s > self.renew_s * EXACT:  # `of` makes them equal, up to rounding
             faults.append(Fault("request_timeout_s", f"and retry_s must fit into renew_s ({self.renew_s:g} s) together"))
         if self.valid_s(self.ttl_s) <= self.renew_s:
             faults.append(

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmgw.domain.errors import Invalid
@@ -92,6 +92,7 @@ def test_only_a_higher_epoch_or_another_holder_of_ours_is_proof():
 
 
 @given(st.floats(2, TTL_S_MAX), st.floats(0.01, 1.0), st.floats(0.05, 60))
+@example(15.067015942157822, 1.0, 1.0)  # three times a third of it is more than the whole
 def test_what_the_settings_allow_fits_together(ttl_s: float, share: float, poll_s: float):
     timings = LeaseTimings.of(ttl_s, ttl_s / 3 * share, poll_s)
     assert timings.request_timeout_s + timings.retry_s <= timings.renew_s * (1 + 1e-9)
